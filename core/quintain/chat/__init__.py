@@ -1,0 +1,1 @@
+"""Conversations as exact tokens: templates, the token bridge, tool-call formats."""

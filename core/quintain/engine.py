@@ -1,0 +1,155 @@
+"""Engines: what answers. `Engine` is messages in, text out; `TokenEngine` adds exact tokens, and only it can train."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from .service import Service
+from .task import Message, ToolCall
+
+if TYPE_CHECKING:
+    from .chat.template import Codec
+    from .tools import ToolSpec
+
+Finish = Literal["stop", "length", "cancelled"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How to sample one turn. Temperature 0 is greedy.
+
+    Attributes:
+        temperature: divides the logits; part of the policy, so also of the recorded log-probs.
+        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another policy).
+        max_tokens: new tokens at most; ``None`` is what the context leaves.
+        stop: strings that end the turn; the tokens up to and including the one that completes the string are kept.
+        stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
+        seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else runs.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("temperature", 0, 100), ("top_p", 0, 1), ("top_k", 0, 2**31), ("min_p", 0, 1)):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"sampling.{name} is {value}; expected {low} to {high}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"sampling.max_tokens is {self.max_tokens}; expected at least 1")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the sampled distribution is not the model's own at this temperature."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    def but(self, **changes: Any) -> Sampling:
+        """A copy with *changes*."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """What an engine sampled, token by token.
+
+    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs under the
+    sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
+    ``stop`` is the string or id that ended it.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish
+    stop: str | int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What an engine answered, as text."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish = "stop"
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+
+class Weights(Protocol):
+    """A set of weights to load: the learner's live module, or a folder in Hugging Face format."""
+
+    version: int
+
+    def tensors(self) -> Mapping[str, Any]:
+        """Parameter name (as in the Hugging Face checkpoint) to tensor."""
+        ...
+
+
+class Engine(Service):
+    """Messages in, text out: enough for evaluation."""
+
+    name: str = "engine"
+
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        """Answer a conversation.
+
+        Raises:
+            InfrastructureError: the engine, not the policy, failed.
+        """
+
+    def attend(self) -> AbstractContextManager[None]:
+        """Say that an episode is alive. A reproducible engine steps only when every live episode waits on it."""
+        return nullcontext()
+
+    @property
+    def concurrency(self) -> int | None:
+        """Episodes worth running at once; ``None`` leaves it to the recipe."""
+        return None
+
+
+class TokenEngine(Engine):
+    """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer drives it.
+
+    Attributes:
+        codec: text to ids and back, and the chat template.
+        context: longest sequence it takes, prompt and reply together.
+        version: of the weights it samples from now.
+    """
+
+    codec: Codec
+    context: int
+    version: int = 0
+
+    @abstractmethod
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        """Continue *ids*. Cancelling the awaiting task frees the slot.
+
+        Raises:
+            LimitReached: *ids* leave no room in the context.
+            InfrastructureError: the engine failed.
+        """
+
+    @abstractmethod
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1."""
+
+    @abstractmethod
+    async def update(self, weights: Weights) -> int:
+        """Take up new weights; the new version."""
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        """Answer through the chat template (no transcript is kept)."""
+        from .chat.bridge import reply_through_tokens
+
+        return await reply_through_tokens(self, messages, tools, how)

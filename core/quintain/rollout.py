@@ -1,0 +1,197 @@
+"""One episode's result (`Rollout`), its `Score`, and the `Group` of rollouts that share a task."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Generic, TypeVar
+
+from .engine import Finish
+from .task import Message, Task, ToolCall
+from .transcript import Transcript
+
+T = TypeVar("T", bound=Task)
+E = TypeVar("E")
+
+
+class EndingKind(StrEnum):
+    """How an episode can end."""
+
+    FINISHED = "finished"
+    TRUNCATED = "truncated"
+    POLICY_FAULT = "policy_fault"
+    ENVIRONMENT_ERROR = "environment_error"
+    REWARD_ERROR = "reward_error"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+
+
+POLICY_ENDINGS = frozenset({EndingKind.FINISHED, EndingKind.TRUNCATED, EndingKind.POLICY_FAULT})
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an episode ended, which limit or error it was, and how often it was tried.
+
+    ``early`` says that the policy broke the episode off before the environment could return evidence.
+    """
+
+    kind: EndingKind = EndingKind.FINISHED
+    reason: str = ""
+    attempts: int = 1
+    early: bool = False
+
+    @property
+    def ours(self) -> bool:
+        """A failure of ours, not of the policy: masked and counted, never scored."""
+        return self.kind not in POLICY_ENDINGS
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Turn:
+    """One thing a seat said.
+
+    ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with results.
+    """
+
+    text: str
+    reply: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish = "stop"
+    seat: str = ""
+    tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What a reward says of one rollout: ``total = value + sum(turns)``.
+
+    Attributes:
+        value: for the rollout as a whole.
+        turns: per turn of the policy, added to the tokens of that turn.
+        seats: per seat, where players score differently; seats without an entry get the total.
+        parts: named components for the logs.
+        reason: one line for people.
+    """
+
+    value: float = 0.0
+    turns: tuple[float, ...] = ()
+    seats: Mapping[str, float] = field(default_factory=dict)
+    parts: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.turns, tuple):
+            object.__setattr__(self, "turns", tuple(self.turns))
+
+    @property
+    def total(self) -> float:
+        """The value and the sum of the turns."""
+        return self.value + math.fsum(self.turns)
+
+    def of_seat(self, seat: str) -> float:
+        """What *seat* gets."""
+        return self.seats.get(seat, self.total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout(Generic[T, E]):
+    """All that a reward sees, and all that is stored: plain data that can be scored again later.
+
+    Attributes:
+        task, evidence: what was asked, and what `Environment.rollout` returned.
+        ending: how it ended.
+        metrics: numbers the environment reported.
+        turns: of the policy's own seat, in order; other seats' turns carry their seat's name.
+        messages: the whole conversation of the policy's own seat.
+        transcripts: exact tokens by seat ("" is the policy's own seat).
+        verdict, shaping: the scores, once rewards ran.
+        environment, group, member, seed: where it came from; *group* counts from the start of the run.
+        seconds: wall time of the episode.
+    """
+
+    task: T
+    evidence: E = None  # type: ignore[assignment]
+    ending: Ending = Ending()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    turns: tuple[Turn, ...] = ()
+    messages: tuple[Message, ...] = ()
+    transcripts: Mapping[str, Transcript] = field(default_factory=dict)
+    verdict: Score | None = None
+    shaping: Score | None = None
+    environment: str = ""
+    group: int = 0
+    member: int = 0
+    seed: int = 0
+    seconds: float = 0.0
+
+    @property
+    def reply(self) -> str:
+        """The policy's last reply, without reasoning; empty where it never spoke."""
+        return next((t.reply for t in reversed(self.turns) if not t.seat), "")
+
+    @property
+    def valid(self) -> bool:
+        """Whether it can be scored and trained on."""
+        return not self.ending.ours
+
+    @property
+    def total(self) -> float:
+        """Verdict and shaping together."""
+        return (self.verdict.total if self.verdict else 0.0) + (self.shaping.total if self.shaping else 0.0)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the policy sampled."""
+        return sum(t.sampled for t in self.transcripts.values()) or sum(t.tokens for t in self.turns)
+
+    def but(self, **changes: Any) -> Rollout[T, E]:
+        """A copy with *changes*."""
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON; `from_json` gives the rollout back."""
+        return dict(_adapter(type(self.task), type(self.evidence)).dump_python(self, mode="json"))
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any], task: type[Task] = Task, evidence: Any = Any) -> Rollout[Any, Any]:
+        """Rebuild from `to_json`, with the types of task and evidence that the environment uses."""
+        rollout: Rollout[Any, Any] = _adapter(task, evidence).validate_python(data)
+        return rollout
+
+
+@lru_cache(maxsize=64)
+def _adapter(task: Any, evidence: Any) -> Any:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Rollout[task, evidence])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group(Generic[T, E]):
+    """The rollouts of one task: the unit that group rewards, baselines and admission see."""
+
+    task: T
+    rollouts: tuple[Rollout[T, E], ...]
+    environment: str = ""
+    index: int = 0
+
+    @property
+    def valid(self) -> tuple[Rollout[T, E], ...]:
+        """The members that can be scored and trained on."""
+        return tuple(r for r in self.rollouts if r.valid)
+
+    def map(self, change: Callable[[Rollout[T, E]], Rollout[T, E]]) -> Group[T, E]:
+        """A copy with each member changed."""
+        return dataclasses.replace(self, rollouts=tuple(change(r) for r in self.rollouts))
+
+
+def spread(values: Sequence[float]) -> float:
+    """Maximum minus minimum; 0 for none."""
+    return max(values) - min(values) if values else 0.0

@@ -1,0 +1,94 @@
+"""Services: what a run shares, started and probed before step 1, stopped at the end.
+
+Core names the slots that several plugins must agree on (`Workers`, `Likelihood`, `Judge`, `Sandbox`); plugins add types.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self, runtime_checkable
+
+
+class Service(ABC):
+    """One per run and slot. A component asks for one with ``name: Judge = need()``.
+
+    A service's own constructor may ``need()`` others; the run starts them in dependency order and stops them in reverse.
+    """
+
+    async def __aenter__(self) -> Self:
+        """Start, and probe that it works; raise `InfrastructureError` naming the fix where it does not."""
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        """Stop. Called once, also after a failure."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Plain data that goes into every checkpoint."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """The default value of a parameter that is a service; *slot* is empty where the parameter's name is the slot."""
+
+    slot: str = ""
+
+
+def need(slot: str = "") -> Any:
+    """Ask for a service: ``judge: Judge = need()`` is filled from ``[services.judge]``.
+
+    Args:
+        slot: the slot, where it differs from the parameter's name.
+    """
+    return Need(slot)
+
+
+@runtime_checkable
+class Workers(Protocol):
+    """Killable worker processes for code that may hang or crash (parsers, checkers)."""
+
+    async def call(self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0) -> Any:
+        """Run an importable *function* (or its ``"module:name"``) with picklable arguments in a worker.
+
+        Raises:
+            TimeoutError: it took longer than *timeout* seconds; the worker was killed.
+            InfrastructureError: the worker died.
+            Exception: what the function itself raised.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a judge says: ``score`` in [0, 1], and why."""
+
+    score: float
+    reason: str = ""
+    parts: Mapping[str, float] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Judge(Protocol):
+    """Grades a reply against a rubric (criteria, as text)."""
+
+    async def grade(self, prompt: Any, reply: str, rubric: str) -> Verdict: ...
+
+
+@runtime_checkable
+class Likelihood(Protocol):
+    """Log-likelihood of a given continuation under some policy."""
+
+    async def logprobs(self, prompt: Any, reply: str) -> Sequence[float]: ...
+
+
+class Sandbox(Service):
+    """Runs untrusted code elsewhere; ``session()`` gives one episode its own box."""
+
+    @abstractmethod
+    def session(self) -> AbstractAsyncContextManager[Any]: ...

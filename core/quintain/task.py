@@ -1,0 +1,81 @@
+"""A task and the messages it is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolCall:
+    """One call of a tool by the policy, with its result once it ran."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    id: str = ""
+    result: str | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. ``reasoning`` is what a thinking model said before its reply."""
+
+    role: Role
+    content: str
+    _: dataclasses.KW_ONLY
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """Something to solve. Subclass it (a frozen keyword-only dataclass) for typed fields.
+
+    ``level`` is a difficulty for curricula. ``id`` names the task for ever; left empty it becomes the hash of the content, so
+    the same content has the same id in every process and every run.
+    """
+
+    prompt: str | Sequence[Message]
+    answer: Any = None
+    level: float | None = None
+    id: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.prompt, str):
+            object.__setattr__(self, "prompt", tuple(self.prompt))
+        if not self.id:
+            object.__setattr__(self, "id", content_hash(self))
+
+
+def content_hash(task: Task) -> str:
+    """16 hexadecimal digits of SHA-256 over the fields of *task* except ``id``.
+
+    Raises:
+        TypeError: a field holds something JSON cannot carry, which would give the task a new id in every process.
+    """
+    fields = dataclasses.asdict(task)
+    fields.pop("id")
+    text = json.dumps(fields, sort_keys=True, ensure_ascii=False, default=_plain)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return sorted(value, key=repr)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(
+        f"a task field holds a {type(value).__name__}, which has no stable form; "
+        "use plain data (numbers, text, lists, dicts, dataclasses) or set `id` yourself"
+    )

@@ -1,0 +1,187 @@
+"""The token-exact record of what one seat said and heard.
+
+A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only where a
+chat template rewrote history (dropped an old thought, say), so that the tokens sampled before and after the rewrite each keep the
+context they were really sampled in. A sampled token trains once, on the branch it was sampled on; everything else is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from .engine import Sampled
+
+
+class Source(IntEnum):
+    """Where a token came from."""
+
+    TEMPLATE = 0
+    """Written by the chat template: role markers, separators."""
+    PROMPT = 1
+    """Text of the task, the system or a user."""
+    MODEL = 2
+    """Sampled by the policy."""
+    TOOL = 3
+    """The result of a tool."""
+    COPY = 4
+    """Text the policy said earlier, rendered again by the template: context only."""
+    FORCED = 5
+    """Put into the policy's mouth (an interruption): context only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """The tokens of one branch after the *fork* tokens that it shares with its *parent* (-1: it is the root).
+
+    ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the source is
+    `Source.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
+    """
+
+    parent: int = -1
+    fork: int = 0
+    ids: tuple[int, ...] = ()
+    sources: tuple[int, ...] = ()
+    logps: tuple[float, ...] = ()
+    versions: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not len(self.ids) == len(self.sources) == len(self.logps) == len(self.versions):
+            raise ValueError("the columns of a branch differ in length")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSequence:
+    """One row for the learner: ``mask`` is true at sampled tokens that train here; all columns have equal length.
+
+    ``logps`` and ``versions`` are those of the sampler where ``mask`` is true, 0 and -1 elsewhere.
+    """
+
+    ids: tuple[int, ...]
+    mask: tuple[bool, ...]
+    logps: tuple[float, ...]
+    versions: tuple[int, ...]
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Transcript:
+    """The branches of one seat, and under which policy they were sampled."""
+
+    branches: tuple[Branch, ...] = ()
+    policy: str = "policy"
+    codec: str = ""
+    temperature: float = 1.0
+
+    def path(self, branch: int) -> Branch:
+        """The whole token path of a branch, from the start, as one root branch."""
+        own = self.branches[branch]
+        if own.parent < 0:
+            return own
+        head = self.path(own.parent)
+        n = own.fork
+        return Branch(
+            ids=head.ids[:n] + own.ids,
+            sources=head.sources[:n] + own.sources,
+            logps=head.logps[:n] + own.logps,
+            versions=head.versions[:n] + own.versions,
+        )
+
+    def sequences(self) -> list[TrainingSequence]:
+        """What trains: one row per branch that sampled something of its own, cut after its last sampled token."""
+        rows: list[TrainingSequence] = []
+        for i, own in enumerate(self.branches):
+            path = self.path(i)
+            first = len(path.ids) - len(own.ids)
+            mask = [j >= first and s == Source.MODEL for j, s in enumerate(path.sources)]
+            if not any(mask):
+                continue
+            end = len(mask) - mask[::-1].index(True)
+            rows.append(
+                TrainingSequence(
+                    ids=path.ids[:end],
+                    mask=tuple(mask[:end]),
+                    logps=tuple(x if m else 0.0 for x, m in zip(path.logps[:end], mask, strict=False)),
+                    versions=tuple(x if m else -1 for x, m in zip(path.versions[:end], mask, strict=False)),
+                    sources=path.sources[:end],
+                )
+            )
+        return rows
+
+    @property
+    def sampled(self) -> int:
+        """How many tokens the policy sampled, over all branches."""
+        return sum(s == Source.MODEL for b in self.branches for s in b.sources)
+
+
+class Recorder:
+    """Builds a `Transcript` while an episode runs."""
+
+    def __init__(self) -> None:
+        self._branches: list[Branch] = []
+        self._parent, self._fork = -1, 0
+        self._head: list[int] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._ids: list[int] = []
+        self._sources: list[int] = []
+        self._logps: list[float] = []
+        self._versions: list[int] = []
+
+    @property
+    def ids(self) -> list[int]:
+        """The whole current path."""
+        return self._head + self._ids
+
+    def add(self, ids: Sequence[int], sources: Sequence[int]) -> None:
+        """Append tokens that were not sampled."""
+        self._ids.extend(ids)
+        self._sources.extend(sources)
+        self._logps.extend([0.0] * len(ids))
+        self._versions.extend([-1] * len(ids))
+
+    def sampled(self, s: Sampled) -> None:
+        """Append what the engine sampled, untouched."""
+        self._ids.extend(s.ids)
+        self._sources.extend([int(Source.MODEL)] * len(s.ids))
+        self._logps.extend(s.logps)
+        self._versions.extend(s.versions)
+
+    def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
+        """Start a branch whose whole path is *ids*; what it shares with the current path is linked, not copied."""
+        old = self.ids
+        shared = 0
+        while shared < min(len(old), len(ids)) and old[shared] == ids[shared]:
+            shared += 1
+        self._close()
+        self._parent, self._fork = len(self._branches) - 1, shared
+        self._head = list(ids[:shared])
+        self._reset()
+        self.add(ids[shared:], sources[shared:])
+
+    def _close(self) -> None:
+        self._branches.append(
+            Branch(
+                parent=self._parent,
+                fork=self._fork,
+                ids=tuple(self._ids),
+                sources=tuple(self._sources),
+                logps=tuple(self._logps),
+                versions=tuple(self._versions),
+            )
+        )
+
+    def transcript(self, **about: object) -> Transcript:
+        """The record so far; the recorder can go on."""
+        open_branch = Branch(
+            parent=self._parent,
+            fork=self._fork,
+            ids=tuple(self._ids),
+            sources=tuple(self._sources),
+            logps=tuple(self._logps),
+            versions=tuple(self._versions),
+        )
+        branches = (*self._branches, open_branch) if self._ids or not self._branches else tuple(self._branches)
+        return Transcript(branches=branches, **about)  # type: ignore[arg-type]

@@ -1,0 +1,151 @@
+"""The token bridge keeps exactly what was sampled, and branches where a template rewrites history."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintain.chat.bridge import Conversation, spoken
+from quintain.chat.formats import parse
+from quintain.chat.template import PLAIN_STOPS, ByteCodec, render_plain
+from quintain.engine import Sampled
+from quintain.task import Message
+from quintain.transcript import Source
+
+from .engines import ThoughtlessCodec
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), max_size=12)
+
+
+def sampled(ids: list[int], *, stop: int | None = None, version: int = 0) -> Sampled:
+    logps = tuple(-0.5 - i for i in range(len(ids)))
+    finish = "stop" if stop is not None else "length"
+    return Sampled(ids=tuple(ids), logps=logps, versions=(version,) * len(ids), finish=finish, stop=stop)
+
+
+def talk(codec: ByteCodec, turns: list[tuple[str, list[int], bool]]) -> tuple[Conversation, list[list[int]]]:
+    talked, contexts = Conversation(codec), []
+    for user, said, stopped in turns:
+        talked.add(Message("user", user))
+        contexts.append(talked.prompt())
+        end = codec.stop_ids[0]
+        talked.said(sampled([*said, end], stop=end) if stopped else sampled(said))
+    return talked, contexts
+
+
+TURNS = st.lists(
+    st.tuples(TEXT, st.lists(st.integers(0, 255), min_size=1, max_size=8), st.booleans()), min_size=1, max_size=4
+)
+
+
+@given(TURNS)
+@settings(max_examples=150, deadline=None)
+def test_every_sampled_token_trains_once_in_the_context_it_was_sampled_in(turns: list[tuple[str, list[int], bool]]) -> None:
+    """Whatever bytes come (broken UTF-8 included), each sampled token is trained once, after exactly its own context."""
+    for codec in (ByteCodec(), ThoughtlessCodec()):
+        talked, contexts = talk(codec, turns)
+        wanted = []
+        for context, (_, said, stopped) in zip(contexts, turns, strict=True):
+            new = [*said, codec.stop_ids[0]] if stopped else said
+            wanted.extend((tuple(context + new[:i]), t) for i, t in enumerate(new))
+        rows = talked.transcript("policy", 1.0).sequences()
+        got = [(r.ids[:i], r.ids[i]) for r in rows for i, m in enumerate(r.mask) if m]
+
+        assert sorted(wanted) == sorted(got)
+
+
+def test_one_branch_where_history_is_kept() -> None:
+    """A template that only appends gives one branch, and text is encoded once."""
+    talked, _ = talk(ByteCodec(), [("a", [104, 105], True), ("b", [106], True)])
+    transcript = talked.transcript("policy", 1.0)
+
+    assert 1 == len(transcript.branches)
+    assert talked._text == talked.codec.decode(transcript.path(0).ids)
+
+
+def test_branch_where_thoughts_are_dropped() -> None:
+    """Dropping a thought branches at the thought; the copy of what was said is context."""
+    codec = ThoughtlessCodec()
+    said = codec.encode("<think>hm</think>yes")
+    talked, _ = talk(codec, [("a", said, True), ("b", codec.encode("no"), True)])
+    transcript = talked.transcript("policy", 1.0)
+    one, two = transcript.branches
+
+    assert (2, 0) == (len(transcript.branches), two.parent)
+    assert codec.decode(transcript.path(1).ids).count("<think>") == 0
+    assert 0 < two.fork < len(one.ids)
+    assert Source.COPY in two.sources
+    assert ["<think>hm</think>yes<|im_end|>", "no<|im_end|>"] == [
+        codec.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]) for r in transcript.sequences()
+    ]
+
+
+def test_sources_of_a_prompt() -> None:
+    """Contents are told from the template's scaffolding."""
+    codec = ByteCodec()
+    talked = Conversation(codec)
+    for m in (Message("system", "be"), Message("user", "hello"), Message("tool", "42")):
+        talked.add(m)
+    talked.prompt()
+    path = talked.transcript("policy", 1.0).path(0)
+    by_source = {
+        s: codec.decode([i for i, x in zip(path.ids, path.sources, strict=True) if x == s]) for s in set(path.sources)
+    }
+
+    assert {"behello", "42"} == {by_source[Source.PROMPT], by_source[Source.TOOL]}
+
+
+def test_plain_template_goes_on_where_it_stopped() -> None:
+    """For base models: the stop string belongs to what was sampled, and the next prompt goes on from it."""
+
+    class Plain(ByteCodec):
+        stops = PLAIN_STOPS
+
+        def render(self, messages, tools=(), *, prompt=True):  # type: ignore[no-untyped-def]
+            return render_plain(messages, prompt=prompt)
+
+    codec = Plain()
+    talked = Conversation(codec)
+    talked.add(Message("user", "2+2"))
+    talked.prompt()
+    new = codec.encode(" 4\n\nUser:")
+    text = talked.said(
+        Sampled(ids=tuple(new), logps=(0.0,) * len(new), versions=(0,) * len(new), finish="stop", stop="\n\nUser:")
+    )
+    talked.add(Message("user", "3+3"))
+    talked.prompt()
+
+    assert (" 4", 1) == (text, len(talked.transcript("p", 1.0).branches))
+    assert "User: 2+2\n\nAssistant: 4\n\nUser: 3+3\n\nAssistant:" == codec.decode(talked._recorder.ids)
+
+
+def test_spoken_drops_only_what_ended_the_turn() -> None:
+    """A stop token is cut off; a text cut by length is kept whole."""
+    codec = ByteCodec()
+    end = codec.stop_ids[0]
+
+    assert "hi" == spoken(codec, sampled([104, 105, end], stop=end))
+    assert "hi" == spoken(codec, sampled([104, 105]))
+
+
+@given(st.text(max_size=60), st.booleans())
+@settings(deadline=None)
+def test_parse_never_raises_and_keeps_the_reply(text: str, tools: bool) -> None:
+    """Any text parses; without tags the reply is the text."""
+    parsed = parse(text, tools=tools)
+
+    assert "<" in text or parsed.reply == text.strip()
+
+
+def test_parse_thoughts_and_calls() -> None:
+    """A thought at the start, good and bad calls."""
+    text = (
+        '<think>why</think> so\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+        "<tool_call>{broken</tool_call><tool_call>[1]</tool_call>"
+    )
+    parsed = parse(text, tools=True)
+
+    assert ("why", "so") == (parsed.reasoning, parsed.reply)
+    assert ["add", "", ""] == [c.name for c in parsed.calls]
+    assert [False, True, True] == [bool(c.error) for c in parsed.calls]
+    assert "<think>open" == parse("<think>open").reply
