@@ -1,0 +1,112 @@
+"""The author's kit: what tests of environments, rewards and plugins need, and no model.
+
+::
+
+    from quintain.testing import EnvironmentSuite, rollout, run_episode
+
+    class TestMine(EnvironmentSuite):
+        environment = Mine
+
+    def test_right_answer():
+        assert found.score(rollout(task, "42")).total == 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from ..engine import Engine, Sampling
+    from ..environment import Environment
+    from ..plugins.discovery import Component
+    from ..plugins.registry import Registry
+    from ..rollout import Rollout
+    from ..task import Task
+    from .scripted import Script, ScriptedEngine
+    from .suites import EnvironmentSuite, RewardSuite
+
+    T = TypeVar("T", bound=Task)
+else:
+    T = TypeVar("T")
+
+__all__ = ["EnvironmentSuite", "RewardSuite", "ScriptedEngine", "isolated_plugins", "rollout", "run_episode"]
+
+_LAZY = {"EnvironmentSuite": "suites", "RewardSuite": "suites", "ScriptedEngine": "scripted"}
+
+
+def __getattr__(name: str) -> Any:
+    # pytest imports this package at every start, because of the plugin beside it.
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+
+
+def rollout(task: T, *texts: str, evidence: Any = None, **fields: Any) -> Rollout[T, Any]:
+    """A rollout in which the policy said *texts*, one per turn: the input of a reward.
+
+    Args:
+        texts: as sampled: think tags become the turn's reasoning, tool-call tags its calls.
+        evidence: what `Environment.rollout` would have returned.
+        fields: any other field of `Rollout`.
+    """
+    from ..chat.formats import parse
+    from ..episodes import messages_of
+    from ..rollout import Rollout, Turn
+    from ..task import Message
+
+    turns, messages = [], messages_of(task.prompt)
+    for text in texts:
+        said = parse(text, tools="<tool_call>" in text)
+        turns.append(Turn(text=text, reply=said.reply, reasoning=said.reasoning, calls=said.calls))
+        messages.append(Message("assistant", said.reply, reasoning=said.reasoning, calls=said.calls))
+    given = {"turns": tuple(turns), "messages": tuple(messages), **fields}
+    return Rollout(task=task, evidence=evidence, **given)
+
+
+def run_episode(
+    environment: Environment[Any, Any],
+    task: T,
+    engine: Engine | Script = "",
+    *,
+    seed: int = 0,
+    how: Sampling | None = None,
+    services: Mapping[str, Any] | None = None,
+) -> Rollout[T, Any]:
+    """Run one episode, tried once, and score it; a failure is the ending of the rollout that comes back.
+
+    Args:
+        engine: an engine, or the script of one (`ScriptedEngine`): a text for all turns, a list, a function.
+        seed: of the run.
+        services: by slot, started, for the rewards.
+
+    Raises:
+        RuntimeError: called inside a running event loop; there await `quintain.episodes.run_groups`.
+    """
+    import asyncio
+
+    from ..engine import Engine, Sampling
+    from ..episodes import Job, Setting, run_groups
+    from .scripted import ScriptedEngine
+
+    speaker = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
+    setting = Setting(
+        engine=speaker, how=how or Sampling(), services=services or {}, run_seed=seed, concurrency=1, retries=0
+    )
+    (group,) = asyncio.run(run_groups([Job(environment=environment, task=task, members=1)], setting))
+    return group.rollouts[0]
+
+
+@contextmanager
+def isolated_plugins(*components: Component, keep: Iterable[str] = ("quintain",)) -> Iterator[Registry]:
+    """Inside the block only *components* are installed, and those of the distributions in *keep* (core's by default).
+
+    The registry is given: ``plugins.add("environment", "mine", Mine)`` adds an object of the test.
+    """
+    from ..plugins.registry import isolated
+
+    with isolated(*components, keep=keep) as registry:
+        yield registry

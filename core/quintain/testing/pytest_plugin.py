@@ -1,0 +1,30 @@
+"""Fixtures for authors, in every pytest that has quintain installed. Nothing of it is imported before a test asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from ..plugins.registry import Registry
+
+pytest.register_assert_rewrite("quintain.testing.suites")
+
+
+@pytest.fixture
+def quintain_run() -> Callable[..., Any]:
+    """`quintain.testing.run_episode`: ``quintain_run(environment, task, ["first reply", "second"])``."""
+    from . import run_episode
+
+    return run_episode
+
+
+@pytest.fixture
+def quintain_plugins() -> Iterator[Registry]:
+    """A registry that knows core's own components only; what a test adds is gone after it."""
+    from . import isolated_plugins
+
+    with isolated_plugins() as registry:
+        yield registry

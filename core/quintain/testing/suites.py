@@ -1,0 +1,304 @@
+"""Conformance: what every environment and every reward must do, as pytest classes to subclass."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import pickle
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from random import Random
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from ..chat.formats import render_calls
+from ..controls import ControlEngine
+from ..engine import Engine, Sampling
+from ..environment import SPLITS, Demonstration, Environment
+from ..episodes import Job, Setting, run_groups
+from ..errors import EpisodeError, UsageError
+from ..plugins.binding import bind
+from ..plugins.registry import load
+from ..reward import Context, Reward, RewardFunction
+from ..rollout import Group, Rollout, Score
+from ..scoring import rescore
+from ..service import Service
+from ..task import Message, Task, ToolCall, content_hash
+from ..workers import WorkerPool
+from .scripted import ScriptedEngine
+
+R = TypeVar("R")
+
+ODD_REPLIES = (
+    "",
+    " \n\t",
+    "nan",
+    "-1e999",
+    "9" * 400,
+    "a\x00b\ufffd\U0001f600",
+    "<think>never closed",
+    "</think></answer><answer>",
+    "<tool_call>\n{not json\n</tool_call>",
+    "\\boxed{\\frac{1}{0}}",
+    "word " * 500,
+    render_calls([ToolCall(name="no_such_tool", arguments={"x": [1, None]})]),
+)
+"""What a policy may say on a bad day; none of it may break an environment."""
+
+
+class _Suite:
+    """One event loop and one set of started services per test class."""
+
+    _runner: ClassVar[asyncio.Runner]
+    _stack: ClassVar[AsyncExitStack]
+    _started: ClassVar[Mapping[str, Service]]
+
+    @classmethod
+    def services(cls) -> Mapping[str, Service]:
+        """Services by slot, for the environment's fields and its rewards; started once per class."""
+        return {"workers": WorkerPool()}
+
+    @classmethod
+    def setup_class(cls) -> None:
+        cls._runner = asyncio.Runner()
+        cls._stack = AsyncExitStack()
+
+        async def start() -> dict[str, Service]:
+            return {slot: await cls._stack.enter_async_context(s) for slot, s in cls.services().items()}
+
+        cls._started = cls._runner.run(start())
+
+    @classmethod
+    def teardown_class(cls) -> None:
+        with cls._runner:
+            cls._runner.run(cls._stack.aclose())
+
+    def run(self, coroutine: Awaitable[R]) -> R:
+        """Run *coroutine* in the loop of the class."""
+
+        async def wait() -> R:
+            return await coroutine
+
+        return self._runner.run(wait())
+
+
+class EnvironmentSuite(_Suite):
+    """Subclass it and set `environment`; each test says what a trainer relies on.
+
+    Attributes:
+        environment: a class, an instance, or the name of an installed one.
+        args: configuration, where `environment` is a class or a name.
+        splits: those that must have tasks.
+        sample: tasks of each split that are looked at.
+        episodes: tasks that are played in each test that plays.
+        highest, lowest: verdict of controls marked ``"max"`` (at least) and ``"min"`` (at most).
+    """
+
+    environment: ClassVar[Any]
+    args: ClassVar[Mapping[str, Any]] = {}
+    splits: ClassVar[Sequence[str]] = SPLITS
+    sample: ClassVar[int] = 100
+    episodes: ClassVar[int] = 8
+    highest: ClassVar[float] = 1.0
+    lowest: ClassVar[float] = 0.0
+
+    def build(self) -> Environment[Any, Any]:
+        """A fresh instance, configured and with its services."""
+        made = self.environment
+        if isinstance(made, Environment):
+            return made
+        made = load("environment", made) if isinstance(made, str) else made
+        built: Environment[Any, Any] = bind(made, self.args, self._started, who="the environment")
+        return built
+
+    def tasks(self, split: str, n: int | None = None) -> list[Task]:
+        """The first *n* tasks of *split* (by default `sample`)."""
+        return list(itertools.islice(self.build().tasks(split), n or self.sample))
+
+    def play(
+        self, engine: Engine, *, members: int = 1, concurrency: int = 1, tasks: Sequence[Task] | None = None
+    ) -> list[Rollout[Any, Any]]:
+        """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*)."""
+        chosen = self.tasks(self.splits[0], self.episodes) if tasks is None else tasks
+        jobs = [Job(environment=self.build(), task=t, members=members, index=i) for i, t in enumerate(chosen)]
+        how = Sampling(max_tokens=4096)
+        setting = Setting(engine=engine, how=how, services=self._started, concurrency=concurrency, retries=0)
+        return [r for g in self.run(run_groups(jobs, setting)) for r in g.rollouts]
+
+    def test_every_split_has_tasks(self) -> None:
+        for split in self.splits:
+            found = self.tasks(split, 1)
+            assert found, f"the split {split!r} has no tasks"
+            assert isinstance(found[0], Task), f"{split!r} yields {type(found[0]).__name__}; expected a Task"
+
+    def test_tasks_are_the_same_each_time(self) -> None:
+        for split in self.splits:
+            again = self.build()
+            first, second = (list(itertools.islice(again.tasks(split), self.sample)) for _ in range(2))
+            assert first == second, f"{split!r} changes when asked twice: tasks must depend on (fields, split) alone"
+            assert first == self.tasks(split), f"{split!r} differs between equal instances"
+
+    def test_tasks_are_the_same_in_another_process(self) -> None:
+        """A set's order and ``hash()`` of text change with the process; so would the tasks made with them."""
+        pool = self._started.get("workers") or WorkerPool(size=1)
+        if not isinstance(pool, WorkerPool):
+            pytest.skip("the workers service is not a WorkerPool")
+        for split in self.splits:
+            try:
+                packed = pickle.dumps(self.build())
+                elsewhere = self.run(pool.call(_task_ids, packed, split, self.sample, timeout=120))
+            except (ImportError, AttributeError, UsageError, pickle.PicklingError, TypeError) as e:
+                pytest.skip(f"a fresh interpreter cannot load the environment ({e})")
+            here = [t.id for t in self.tasks(split)]
+            assert here == elsewhere, f"{split!r} has other tasks in another process: a set's order, or hash() of text?"
+
+    def test_task_ids_are_unique(self) -> None:
+        for split in self.splits:
+            ids = [t.id for t in self.tasks(split)]
+            twice = sorted({i for i in ids if ids.count(i) > 1})
+            assert not twice, f"{split!r} repeats the tasks {twice[:5]}"
+
+    def test_splits_are_disjoint(self) -> None:
+        content = {s: {content_hash(t): t for t in self.tasks(s, 10 * self.sample)} for s in self.splits}
+        for a, b in itertools.combinations(self.splits, 2):
+            both = content[a].keys() & content[b].keys()
+            assert not both, f"{len(both)} tasks are in {a!r} and {b!r}: {content[a][min(both)]}" if both else ""
+
+    def test_tasks_survive_storage(self) -> None:
+        for split in self.splits:
+            for task in self.tasks(split):
+                stored = Rollout(task=task).to_json()
+                back = Rollout.from_json(stored, type(task), type(None)).task
+                assert back == task, f"a task changes when stored as JSON: {task!r} became {back!r}"
+
+    def test_controls_score_as_marked(self) -> None:
+        for name, scores in self.build().controls().items():
+            for r in self.play(ControlEngine(self.build(), name), concurrency=self.episodes):
+                where = f"control {name!r} on task {r.task.id} ({r.task.prompt!r:.200})"
+                assert r.valid, f"{where} ended with {r.ending.kind}: {r.ending.reason}"
+                assert r.verdict is not None
+                got, said = r.verdict.total, f"scored {r.verdict.total} with {r.reply!r:.200}; expected"
+                assert scores != "max" or got >= self.highest - 1e-9, f"{where} {said} {self.highest}"
+                assert scores != "min" or got <= self.lowest + 1e-9, f"{where} {said} {self.lowest}"
+
+    def test_odd_replies_break_nothing(self) -> None:
+        tasks = self.tasks(self.splits[0], 2)
+        for text in ODD_REPLIES:
+            for r in self.play(ScriptedEngine(replies=text), tasks=tasks):
+                assert r.valid, f"the reply {text!r:.80} broke it: {r.ending.kind}: {r.ending.reason}"
+                assert math.isfinite(r.total)
+
+    def test_stored_rollouts_score_the_same(self) -> None:
+        """Evidence and task go through JSON; the rewards see nothing else."""
+        environment = self.build()
+        for r in [*self.play(ControlEngine(environment, "oracle")), *self.play(_babbler())]:
+            data = r.to_json()
+            back = Rollout.from_json(data, type(r.task), type(r.evidence))
+            assert (back.task, back.evidence) == (r.task, r.evidence)
+            assert back.to_json() == data
+            again = self.run(rescore(environment, _group_of(back), self._started)).rollouts[0]
+            assert (again.verdict, again.shaping) == (r.verdict, r.shaping), "a stored rollout scores differently"
+
+    def test_episodes_are_reproducible(self) -> None:
+        first, second = (self.play(_babbler(), members=2) for _ in range(2))
+        for a, b in zip(first, second, strict=True):
+            assert _played(a) == _played(b), f"one seed gave two episodes of task {a.task.id}: use agent.rng"
+
+    def test_concurrent_episodes_do_not_mix(self) -> None:
+        alone = self.play(_babbler(), members=2)
+        together = self.play(_babbler(delay=0.002), members=2, concurrency=2 * self.episodes)
+        for a, b in zip(alone, together, strict=True):
+            assert _played(a) == _played(b), f"task {a.task.id} goes otherwise beside others: keep state in locals"
+
+    def test_demonstrations_are_usable(self) -> None:
+        for shown in itertools.islice(self.build().demonstrations(self.splits[0]), self.sample):
+            assert isinstance(shown, Demonstration)
+            assert shown.prompt, "a demonstration without a prompt"
+            assert shown.reply, "a demonstration without a reply"
+
+
+class RewardSuite(_Suite):
+    """Subclass it, set `reward`, and give cases.
+
+    Attributes:
+        reward: what is tested, configured.
+        lowest: what an exploit may score at most.
+    """
+
+    reward: ClassVar[Reward]
+    lowest: ClassVar[float] = 0.0
+
+    def gold(self) -> Sequence[tuple[Rollout[Any, Any], float]]:
+        """Rollouts and the score each must get."""
+        return ()
+
+    def exploits(self) -> Sequence[Rollout[Any, Any]]:
+        """Rollouts of known hacks: they must score the minimum."""
+        return ()
+
+    def scores(self, rollouts: Sequence[Rollout[Any, Any]]) -> list[Score]:
+        """Each rollout's score, judged on its own."""
+
+        async def judge(r: Rollout[Any, Any]) -> Score:
+            (outcome,) = await self.reward.outcomes([r], Context(services=self._started))
+            if isinstance(outcome, EpisodeError):
+                raise outcome
+            return outcome
+
+        return [self.run(judge(r)) for r in rollouts]
+
+    def test_gold_cases(self) -> None:
+        for (r, expected), score in zip(self.gold(), self.scores([r for r, _ in self.gold()]), strict=True):
+            assert score.total == pytest.approx(expected), f"{r.reply!r:.200} scored {score.total}, expected {expected}"
+
+    def test_exploits_score_the_minimum(self) -> None:
+        for r, score in zip(self.exploits(), self.scores(self.exploits()), strict=True):
+            assert score.total <= self.lowest + 1e-9, f"the exploit {r.reply!r:.200} scored {score.total}"
+
+    def test_scores_repeat(self) -> None:
+        """The same score twice, from storage too, and in company."""
+        cases = self._cases()
+        first = self.scores(cases)
+        assert self.scores(cases) == first
+        stored = [Rollout.from_json(r.to_json(), type(r.task), type(r.evidence)) for r in cases]
+        assert self.scores(stored) == first
+        if not self.reward.group:
+            together = self.run(self.reward.outcomes(cases, Context(services=self._started)))
+            assert together == first, "a rollout scores differently beside others"
+
+    def test_scores_stay_in_the_declared_range(self) -> None:
+        if not isinstance(self.reward, RewardFunction) or self.reward.range is None:
+            pytest.skip("the reward declares no range")
+        low, high = self.reward.range
+        assert all(low <= s.total <= high for s in self.scores(self._cases()))
+
+    def _cases(self) -> list[Rollout[Any, Any]]:
+        cases = [*(r for r, _ in self.gold()), *self.exploits()]
+        assert cases, "give gold() or exploits()"
+        return cases
+
+
+def _babbler(delay: float = 0.0) -> ScriptedEngine:
+    """A policy that says short seeded nonsense, now and then something that looks like an answer."""
+
+    def babble(messages: Sequence[Message], rng: Random) -> str:
+        form = rng.choice(("{}", "I guess {}", "<think>hm</think><answer>{}</answer>", "\\boxed{{{}}}"))
+        return form.format(rng.randrange(100))
+
+    return ScriptedEngine(replies=babble, delay=delay)
+
+
+def _played(rollout: Rollout[Any, Any]) -> Rollout[Any, Any]:
+    return rollout.but(seconds=0.0)
+
+
+def _group_of(rollout: Rollout[Any, Any]) -> Group[Any, Any]:
+    return Group(task=rollout.task, rollouts=(rollout,), environment=rollout.environment)
+
+
+def _task_ids(packed: bytes, split: str, n: int) -> list[str]:
+    """Runs in a worker: the ids of the first *n* tasks of a pickled environment."""
+    environment: Environment[Any, Any] = pickle.loads(packed)
+    return [t.id for t in itertools.islice(environment.tasks(split), n)]

@@ -1,0 +1,111 @@
+"""The built-in byte tokenizer and the plain template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.chat.template import PLAIN_STOPS, ByteCodec, render_plain
+from quintain.task import Message, ToolCall
+from quintain.tools import ToolSpec
+
+CODEC = ByteCodec()
+SPECIAL = st.sampled_from(ByteCodec.SPECIAL)
+TEXT = st.lists(st.one_of(st.text(st.characters(codec="utf-8"), max_size=8), SPECIAL), max_size=6).map("".join)
+MESSAGES = st.lists(
+    st.builds(
+        Message, st.sampled_from(["user", "assistant", "tool"]), st.text(st.characters(codec="utf-8"), max_size=8)
+    ),
+    max_size=4,
+)
+
+
+def test_golden_ids() -> None:
+    assert CODEC.encode("a\u00e9<|im_end|>\n") == [97, 195, 169, 257, 10]
+    assert CODEC.stop_ids == (257, 258)
+    assert CODEC.vocab_size == 260
+    assert CODEC.decode([256, 97, 257]) == "<|im_start|>a<|im_end|>"
+    assert CODEC.decode([256, 97, 257], special=False) == "a"
+
+
+@given(TEXT)
+def test_text_survives(text: str) -> None:
+    ids = CODEC.encode(text)
+    assert CODEC.decode(ids) == text
+    assert all(0 <= i < CODEC.vocab_size for i in ids)
+
+
+@given(TEXT)
+def test_offsets_cover_the_text_in_order(text: str) -> None:
+    ids, spans = CODEC.encode_with_offsets(text)
+    assert len(ids) == len(spans)
+    at = 0
+    for start, end in spans:
+        assert start in (at, at - 1) and end > start  # the bytes of one character share a span
+        at = end
+    assert at == len(text)
+    for (start, end), token in zip(spans, ids, strict=True):
+        assert token in CODEC.encode(text[start:end])
+
+
+@given(st.lists(st.integers(0, 259), max_size=12))
+def test_any_ids_decode(ids: list[int]) -> None:
+    text = CODEC.decode(ids)
+    assert CODEC.decode([i for i in ids if i < 256]) == CODEC.decode([i for i in ids if i < 256], special=False)
+    assert text.count("<|pad|>") >= ids.count(259)
+
+
+@given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
+def test_encoding_is_additive(a: str, b: str) -> None:
+    """A new turn is encoded by itself and appended; the ids must be those of the whole."""
+    if CODEC.encode(a + b) != CODEC.encode(a) + CODEC.encode(b):
+        assert any(s in a + b and s not in a and s not in b for s in CODEC.SPECIAL)
+
+
+@given(MESSAGES, st.text(st.characters(codec="utf-8"), max_size=8))
+def test_history_goes_on_where_the_prompt_stopped(messages: list[Message], said: str) -> None:
+    """What makes transcripts linear: prompt + what was said is how the next prompt begins."""
+    spoken = [*messages, Message("assistant", said)]
+    assert CODEC.render(spoken, prompt=False) == CODEC.render(messages) + said + "<|im_end|>\n"
+    plain = [m for m in messages if m.content]
+    assert CODEC.render([*spoken, Message("user", "?")]).startswith(CODEC.render(spoken, prompt=False))
+    assert render_plain(plain).startswith(render_plain(plain, prompt=False))
+
+
+def test_golden_template() -> None:
+    tool = ToolSpec(
+        name="add", description="Add.", parameters={"type": "object", "properties": {"x": {"type": "integer"}}}
+    )
+    calls: Any = (ToolCall(name="add", arguments={"x": 1}),)
+    text = CODEC.render(
+        [
+            Message("system", "Be brief."),
+            Message("user", "1?"),
+            Message("assistant", "Hm.", calls=calls),
+            Message("tool", "2"),
+        ],
+        [tool],
+    )
+    assert text == (
+        "<|im_start|>system\nBe brief.\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
+        '{"type": "function", "function": {"name": "add", "description": "Add.", "parameters": '
+        '{"type": "object", "properties": {"x": {"type": "integer"}}}}}\n</tools>\n\nTo call one, write\n<tool_call>\n'
+        '{"name": <function name>, "arguments": <object of arguments>}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n1?<|im_end|>\n"
+        '<|im_start|>assistant\nHm.\n<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call><|im_end|>\n'
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_golden_plain_template() -> None:
+    messages = [
+        Message("system", "Be brief."),
+        Message("user", " 1? "),
+        Message("assistant", "2"),
+        Message("user", "3?"),
+    ]
+    assert render_plain(messages) == "Be brief.\n\nUser: 1?\n\nAssistant: 2\n\nUser: 3?\n\nAssistant:"
+    assert all(s in render_plain([*messages, Message("user", ""), Message("tool", "")]) for s in PLAIN_STOPS)

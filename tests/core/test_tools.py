@@ -1,0 +1,125 @@
+"""Typed functions as tools."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.tools import Tool, ToolSpec, as_tool
+
+
+def add(x: int, y: int = 1) -> int:
+    """Add two numbers.
+
+    More that the model need not read.
+    """
+    return x + y
+
+
+async def shout(word: str, mood: Literal["glad", "sad"] = "glad") -> str:
+    return word.upper() + mood
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def bump(self, by: int) -> dict[str, int]:
+        """Count up."""
+        self.n += by
+        return {"n": self.n}
+
+
+def call(tool: Any, **arguments: Any) -> str:
+    return asyncio.run(as_tool(tool).call(arguments))
+
+
+def test_golden_schema() -> None:
+    spec = as_tool(add).spec
+    assert spec.to_json() == {
+        "type": "function",
+        "function": {
+            "name": "add",
+            "description": "Add two numbers.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "x": {"title": "X", "type": "integer"},
+                    "y": {"title": "Y", "type": "integer", "default": 1},
+                },
+                "required": ["x"],
+                "additionalProperties": False,
+            },
+        },
+    }
+    assert as_tool(shout).spec.parameters["properties"]["mood"]["enum"] == ["glad", "sad"]
+
+
+def test_calls_run_and_come_back_as_text() -> None:
+    assert call(add, x=2) == "3"
+    assert call(add, x="2", y=5) == "7"
+    assert call(shout, word="hey", mood="sad") == "HEYsad"
+    counter = Counter()
+    assert (call(counter.bump, by=2), call(counter.bump, by=3)) == ('{"n": 2}', '{"n": 5}')
+    tool = as_tool(add)
+    assert as_tool(tool) is tool
+
+
+@pytest.mark.parametrize(
+    "arguments, said", [({}, "x: "), ({"x": "two"}, "x: "), ({"x": 1, "z": 2}, "z: "), ({"x": None}, "x: ")]
+)
+def test_wrong_arguments_come_back_as_text(arguments: dict[str, Any], said: str) -> None:
+    answer = call(add, **arguments)
+    assert answer.startswith("error: wrong arguments for add")
+    assert said in answer
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["word", "mood", "self", "x"]) | st.text(max_size=4), JSON, max_size=3))
+def test_no_arguments_a_model_can_write_raise(arguments: dict[str, Any]) -> None:
+    assert isinstance(asyncio.run(as_tool(shout).call(arguments)), str)
+
+
+def test_tools_the_model_cannot_be_told_about_are_refused() -> None:
+    def bare(x):  # type: ignore[no-untyped-def]
+        return x
+
+    def starred(*words: str) -> str:
+        return " ".join(words)
+
+    def positional(x: int, /) -> int:
+        return x
+
+    with pytest.raises(TypeError, match="parameter 'x' has no annotation"):
+        as_tool(bare)
+    for function, parameter in ((starred, "words"), (positional, "x")):
+        with pytest.raises(TypeError, match=f"{parameter!r} cannot be given by name"):
+            as_tool(function)
+
+
+def test_parameter_names_are_free() -> None:
+    """Names that mean something to the library behind the schema are ordinary names here."""
+
+    def save(copy: bool, json: str, schema: int = 0, model_config: str = "") -> str:
+        return f"{copy} {json} {schema} {model_config}"
+
+    assert call(save, copy=True, json="{}", model_config="m") == "True {} 0 m"
+    assert list(as_tool(save).spec.parameters["properties"]) == ["copy", "json", "schema", "model_config"]
+    assert "copy: " in call(save, copy="perhaps", json="")
+
+
+def test_a_tool_of_ones_own() -> None:
+    async def run(arguments: Any) -> str:
+        return str(dict(arguments))
+
+    assert call(Tool(spec=ToolSpec(name="raw"), call=run), a=1) == "{'a': 1}"
