@@ -1,0 +1,351 @@
+"""``quintain eval``: measure a model, a server or a control on an environment."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import click
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..engine import Engine, Sampling
+    from ..environment import Environment
+    from ..evaluate import ControlCheck, Evaluation
+    from ..stage import Casting
+
+FORMATS = (".jsonl", ".parquet")
+CONTROL_TASKS = 100
+
+
+@click.command("eval")
+@click.argument("environment")
+@click.option(
+    "--engine",
+    "-e",
+    default="embedded",
+    show_default=True,
+    help="Name of an engine, @CONTROL, or an OpenAI-compatible URL.",
+)
+@click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the name that the server knows.")
+@click.option("--split", "-s", default="test", show_default=True, help="train, dev or test.")
+@click.option("--tasks", "-n", type=click.IntRange(1), help="The first N tasks; by default all of a finite split.")
+@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
+@click.option(
+    "--k", "ks", default="", metavar="K,K,...", help="The k of pass@k and cons@k; by default the powers of two."
+)
+@click.option("--temperature", "-t", type=float, help="By default 0 (greedy) for one sample and 1 for several.")
+@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True, help="New tokens per turn.")
+@click.option("--concurrency", type=click.IntRange(1), help="Episodes at once; by default what the engine says.")
+@click.option(
+    "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
+)
+@click.option(
+    "--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="A setting of the engine (repeatable)."
+)
+@click.option("--reward", metavar="EXPR", help='The verdict instead of its own, such as "math_equal * format_tags".')
+@click.option("--system", metavar="TEXT", help="The system message instead of its own (or the run's).")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option(
+    "--retries",
+    type=click.IntRange(0),
+    default=1,
+    show_default=True,
+    help="For episodes that fail, not for wrong answers.",
+)
+@click.option(
+    "--max-failures",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    help="Share of failed rollouts from which on the exit status is 1.",
+)
+@click.option("--out", type=click.Path(path_type=Path), help="Write the rollouts to FILE.parquet or FILE.jsonl.")
+@click.option("--controls", is_flag=True, help="Check that the environment's controls score as they are marked.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+def evaluate(
+    environment: str,
+    engine: str,
+    model: str,
+    split: str,
+    tasks: int | None,
+    samples: int,
+    ks: str,
+    temperature: float | None,
+    max_tokens: int,
+    concurrency: int | None,
+    args: Sequence[str],
+    engine_args: Sequence[str],
+    reward: str | None,
+    system: str | None,
+    seed: int,
+    retries: int,
+    max_failures: float,
+    out: Path | None,
+    controls: bool,
+    as_json: bool,
+) -> int:
+    """Measure a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
+
+    ENVIRONMENT is the name of an installed one, module:Class or path/to/file.py:Class. Rollouts that failed
+    through no fault of the policy are left out of every estimate and shown apart.
+
+    \b
+    quintain eval arithmetic --engine @oracle --tasks 100
+    quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
+    quintain eval ./mine.py:Mine --controls
+    """
+    from ..stage import cast
+    from ..store import model_named
+
+    _check_out(out)
+    if model and not _serves(engine):
+        # A run's model is asked as it was trained, unless told otherwise.
+        model, trained_with = model_named(model)
+        system = trained_with or None if system is None else system
+    casting = cast(environment, {}, reward=reward, system=system)
+    casting = replace(casting, args=_fields(args, casting.component, "--arg"))
+    settings: dict[str, Any] = {
+        "split": split,
+        "samples": samples,
+        "how": _how(temperature, max_tokens, samples),
+        "ks": _ks(ks),
+        "concurrency": concurrency,
+        "retries": retries,
+        "seed": seed,
+        "name": environment,
+    }
+    if controls:
+        settings["count"] = tasks or CONTROL_TASKS
+        return _show_controls(asyncio.run(_controls(casting, settings)), as_json)
+    made = None if engine.startswith("@") else _engine(engine, model, engine_args)
+    result = asyncio.run(_evaluated(casting, made, engine, tasks, settings))
+    if out is not None:
+        _write(out, result)
+    _show(result, as_json, out)
+    return _verdict(result, max_failures)
+
+
+async def _evaluated(
+    casting: Casting, made: Engine | None, control: str, tasks: int | None, settings: Mapping[str, Any]
+) -> Evaluation:
+    from ..evaluate import evaluate as measure
+    from ..evaluate import tasks_of
+    from ..services import opened
+
+    async with opened({}, casting.slots, {}) as services:
+        environment = casting.make(services)
+        chosen = tasks_of(environment, settings["split"], tasks, name=casting.name)
+        engine = made or _control(environment, control)
+        async with engine:
+            with Bar(len(chosen) * settings["samples"], f"{casting.name} {settings['split']}") as bar:
+                return await measure(
+                    environment, engine, tasks=chosen, services=services, progress=lambda _: bar.advance(), **settings
+                )
+
+
+async def _controls(casting: Casting, settings: Mapping[str, Any]) -> tuple[ControlCheck, ...]:
+    from ..evaluate import check_controls
+    from ..services import opened
+
+    async with opened({}, casting.slots, {}) as services:
+        return await check_controls(casting.make(services), services=services, **settings)
+
+
+def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
+    """``key=value`` options; the value is TOML, or the text itself where the component wants text."""
+    from ..plugins.binding import signature_of
+    from ..recipe import override
+
+    fields = {f.name: f for f in signature_of(component).fields}
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        (key, *rest), value, written = override(pair)
+        if rest:
+            raise UsageError(f"{option} {pair!r}: expected KEY=VALUE without a dot in the key")
+        text = key in fields and fields[key].type is str and not isinstance(value, str)
+        found[key] = written if text else value
+    return found
+
+
+def _how(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
+    from ..engine import Sampling
+
+    chosen = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
+    try:
+        return Sampling(temperature=chosen, max_tokens=max_tokens)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
+
+
+def _ks(text: str) -> tuple[int, ...]:
+    parts = [p.strip() for p in text.split(",") if p.strip()]
+    if not all(p.isdecimal() for p in parts):
+        raise UsageError(f"--k {text!r}: expected whole numbers with commas, such as 1,4,8")
+    return tuple(map(int, parts))
+
+
+def _serves(engine: str) -> bool:
+    """Whether *engine* is a server, which knows its models by names of its own."""
+    return engine == "openai" or engine.startswith(("http://", "https://"))
+
+
+def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
+    """The engine that *name* means, not started."""
+    from ..engine import Engine
+    from ..plugins.binding import bind, signature_of
+    from ..plugins.registry import current
+
+    url = name if name.startswith(("http://", "https://")) else ""
+    component = current().load("engine", "openai" if url else name)
+    args = _fields(pairs, component, "--engine-arg")
+    if url:
+        args["base_url"] = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+    takes_model = "model" in {f.name for f in signature_of(component).fields}
+    if model and not takes_model:
+        raise UsageError(f"the engine {name!r} takes no model")
+    if model:
+        args["model"] = model
+    elif takes_model and not _serves(name) and "model" not in args:
+        raise UsageError(f"the engine {name!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
+    made = bind(component, args, {}, who=f"engine {name!r}")
+    if not isinstance(made, Engine):
+        raise UsageError(f"{name!r} is a {type(made).__name__}; expected an engine (`quintain list engines`)")
+    return made
+
+
+def _control(environment: Environment[Any, Any], name: str) -> Engine:
+    from ..controls import ControlEngine
+
+    return ControlEngine(environment, name)
+
+
+class Bar(AbstractContextManager["Bar"]):
+    """Progress on standard error: a bar on a terminal, else a line per tenth of the work."""
+
+    def __init__(self, total: int, title: str) -> None:
+        self._total, self._title, self._done = total, title, 0
+        self._bar: Any = None
+
+    def __enter__(self) -> Bar:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bar.add_task(self._title, total=self._total)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self) -> None:
+        """One rollout more."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._bar.task_ids[0])
+        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
+            click.echo(f"{self._title}: {self._done} of {self._total}", err=True)
+
+
+def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
+    if as_json:
+        click.echo(json.dumps(result.to_json(), indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    title = f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x {result.samples}"
+    console.print(Text(title, style="bold"))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("measure", "value", "95 % interval", "tasks"):
+        table.add_column(name, justify="left" if name == "measure" else "right")
+    for name, e in result.estimates().items():
+        cells = (f"{e.value:.1%}", f"{e.low:.1%} - {e.high:.1%}", str(e.tasks)) if e else ("none", "", "0")
+        table.add_row(Text(name, style="cyan"), *cells)
+    if (r := result.reward) and result.accuracy and abs(r.value - result.accuracy.value) > 1e-9:
+        table.add_row(Text("reward", style="cyan"), f"{r.value:.4g}", f"{r.low:.4g} - {r.high:.4g}", str(r.tasks))
+    console.print(table)
+    endings = ", ".join(f"{n} {kind}" for kind, n in result.endings.items())
+    console.print(
+        f"endings: {endings}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False
+    )
+    for name, value in result.metrics.items():
+        console.print(f"{name}: {value:.4g}", highlight=False)
+    for reason, n in list(result.reasons.items())[:5]:
+        console.print(Text(f"failed, left out of the estimates: {n} x {reason}", style="red"))
+    if out is not None:
+        console.print(f"rollouts: {out}", highlight=False)
+
+
+def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
+    wrong = [c for c in checks if c.wrong]
+    if as_json:
+        rows = [
+            {"control": c.name, "expected": c.scores, "ok": not c.wrong, "wrong": c.wrong, **c.evaluation.to_json()}
+            for c in checks
+        ]
+        click.echo(json.dumps({"ok": not wrong, "controls": rows}, indent=2))
+        return 1 if wrong else 0
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("control", "expected", "success", "reward", "status"):
+        table.add_column(name, overflow="fold")
+    for c in checks:
+        accuracy, reward = c.evaluation.accuracy, c.evaluation.reward
+        values = (f"{accuracy.value:.1%}" if accuracy else "none", f"{reward.value:.4g}" if reward else "none")
+        status = Text(c.wrong, style="red") if c.wrong else Text("ok", style="green")
+        table.add_row(Text(f"@{c.name}", style="cyan"), c.scores or "anything", *values, status)
+    Console().print(table)
+    return 1 if wrong else 0
+
+
+def _verdict(result: Evaluation, most: float) -> int:
+    """The exit status: 1 where too much failed for the figures to mean what they say."""
+    if result.accuracy is not None and result.failed <= most:
+        return 0
+    reason = next(iter(result.reasons), "")
+    allowed = f"at most {most:.1%} may, see --max-failures"
+    click.echo(f"error: {result.failed:.1%} of the rollouts failed ({allowed}), most with {reason}", err=True)
+    return 1
+
+
+def _check_out(out: Path | None) -> None:
+    """Refuse before the work is done what could not be written after it."""
+    if out is None:
+        return
+    if out.suffix not in FORMATS:
+        raise UsageError(f"--out {str(out)!r}: expected a file that ends in {' or '.join(FORMATS)}")
+    if not out.absolute().parent.is_dir():
+        raise UsageError(f"--out {str(out)!r}: there is no folder {str(out.absolute().parent)!r}")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UsageError("--out FILE.parquet needs pyarrow: pip install 'quintain[train]', or write FILE.jsonl")
+
+
+def _write(out: Path, result: Evaluation) -> None:
+    from ..store import write_atomically
+
+    if out.suffix == ".parquet":
+        from ..rollout_table import to_parquet
+
+        data = to_parquet(0, result.rollouts)
+    else:
+        data = "".join(json.dumps(r.to_json()) + "\n" for r in result.rollouts).encode()
+    write_atomically(out, data)

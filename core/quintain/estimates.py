@@ -1,0 +1,199 @@
+"""What a number of samples says about a policy: pass@k, cons@k, and how sure one can be.
+
+The unit of evidence is the *task*: samples of one task resemble each other, so intervals are clustered by task. One
+method serves every proportion here (see `proportion`): the Wilson score interval at the effective sample size. It is
+a formula, so it needs no seed; it stays inside [0, 1]; and it does not collapse to zero width where every task was
+solved, as a normal interval or a bootstrap does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+Vote = tuple[Hashable | None, float]
+"""What a sample answered (``None``: it gave no answer) and how right that was, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A mean over tasks and its confidence interval.
+
+    ``tasks`` and ``samples`` are what it rests on; ``effective`` is the number of independent samples they are worth.
+    """
+
+    value: float
+    low: float
+    high: float
+    tasks: int
+    samples: int
+    effective: float
+    confidence: float = 0.95
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        interval = [round(self.low, 6), round(self.high, 6)]
+        return {"value": self.value, "interval": interval, "tasks": self.tasks, "samples": self.samples}
+
+    def __str__(self) -> str:
+        return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"
+
+
+def pass_at_k(samples: int, right: int, k: int) -> float:
+    """Unbiased estimate of the chance that at least one of *k* samples is right.
+
+    ``1 - C(n - c, k) / C(n, k)`` for n samples of which c are right (Chen et al. 2021, arXiv:2107.03374, equation 1).
+
+    Raises:
+        ValueError: unless ``1 <= k <= samples`` and ``0 <= right <= samples``.
+    """
+    _check_k(samples, k)
+    if not 0 <= right <= samples:
+        raise ValueError(f"pass@k: {right} right of {samples} samples")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
+
+
+def cons_at_k(votes: Sequence[Vote], k: int) -> float:
+    """Expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang et al. 2022, arXiv:2203.11171).
+
+    Exact and unbiased: the mean over all subsets of k samples, none drawn. Equal votes share the win evenly. A sample
+    without an answer casts no vote; where nobody votes the result is 0. An answer whose samples were judged
+    differently counts by its mean. Cost grows with ``n k^2 log k`` per answer that is right.
+
+    Raises:
+        ValueError: unless ``1 <= k <= len(votes)``.
+    """
+    _check_k(len(votes), k)
+    sizes, right = _ballots(votes)
+    silent = sizes.pop(None, 0)
+    ways = sum(value * _wins(sizes, silent, answer, k) for answer, value in right.items() if value > 0)
+    return min(1.0, ways / math.comb(len(votes), k))
+
+
+def _ballots(votes: Sequence[Vote]) -> tuple[Counter[Hashable | None], dict[Hashable, float]]:
+    """How many samples gave each answer, and how right each answer is on average."""
+    judged: defaultdict[Hashable | None, list[float]] = defaultdict(list)
+    for answer, value in votes:
+        judged[answer].append(float(value))
+    right = {a: math.fsum(v) / len(v) for a, v in judged.items() if a is not None}
+    return Counter({a: len(v) for a, v in judged.items()}), right
+
+
+def _wins(sizes: Counter[Hashable | None], silent: int, answer: Hashable, k: int) -> float:
+    """Number of k-subsets that *answer* wins, a tie with t others counting ``1 / (1 + t)``."""
+    others = [size for other, size in sizes.items() if other != answer]
+    total = 0.0
+    for j in range(1, min(sizes[answer], k) + 1):
+        ties = _choices(others, silent, k - j, j)
+        total += math.comb(sizes[answer], j) * sum(n / (1 + t) for t, n in ties.items())
+    return total
+
+
+def _choices(others: Sequence[int], silent: int, size: int, most: int) -> dict[int, int]:
+    """Ways to fill *size* places with no other answer over *most* votes, by how many get exactly *most*."""
+    table = {(v, 0): math.comb(silent, v) for v in range(min(silent, size) + 1)}
+    for count in others:
+        grown: defaultdict[tuple[int, int], int] = defaultdict(int)
+        for (used, ties), ways in table.items():
+            for v in range(min(count, most, size - used) + 1):
+                grown[used + v, ties + (v == most)] += ways * math.comb(count, v)
+        table = grown
+    out: dict[int, int] = {}
+    for (used, ties), ways in table.items():
+        if used == size:
+            out[ties] = out.get(ties, 0) + ways
+    return out
+
+
+def wilson(share: float, size: float, confidence: float = 0.95) -> tuple[float, float]:
+    """The Wilson score interval of a *share* seen in *size* (any number of) independent trials (Wilson 1927)."""
+    if size <= 0:
+        return 0.0, 1.0
+    z = _quantile(confidence)
+    scale = 1 + z * z / size
+    middle = (share + z * z / (2 * size)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
+    # Where the share is exactly 0 or 1 so is one end; rounding must not say otherwise.
+    return (0.0 if share <= 0 else max(0.0, middle - half)), (1.0 if share >= 1 else min(1.0, middle + half))
+
+
+def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, confidence: float = 0.95) -> Estimate:
+    """The mean of one value in [0, 1] per task, each task with equal weight, and an interval clustered by task.
+
+    Wilson's interval at the effective sample size ``p (1 - p) / (s^2 / T)``, s^2 the variance between the T tasks
+    (ddof 1): the form that Franco et al. 2019 (PMC6690503) recommend for proportions in clustered samples. The size
+    is kept between T (samples of one task teach nothing more; taken where p is 0 or 1) and the number of disjoint
+    sets of *k* samples (they are independent). With one sample per task it is Wilson's interval itself. It speaks of
+    the tasks one could have drawn, not only of those drawn.
+
+    Args:
+        values: per task, such as the share of right samples or its pass@k.
+        samples: per task, how many samples its value rests on.
+        k: how many samples one trial takes (the k of pass@k).
+
+    Raises:
+        ValueError: no tasks, or values outside [0, 1].
+    """
+    tasks = _check_values(values, samples)
+    if min(values) < 0 or max(values) > 1:
+        raise ValueError(f"proportion: values between {min(values)} and {max(values)}; expected 0 to 1")
+    p = math.fsum(values) / tasks
+    most = math.fsum(max(1.0, n / k) for n in samples)
+    variance = _variance(values, p) / tasks
+    spread = p * (1 - p)
+    effective = float(tasks) if spread <= 1e-12 else most if variance <= 0 else min(most, max(tasks, spread / variance))
+    low, high = wilson(p, effective, confidence)
+    return Estimate(
+        value=p, low=low, high=high, tasks=tasks, samples=sum(samples), effective=effective, confidence=confidence
+    )
+
+
+def mean(values: Sequence[float], samples: Sequence[int], *, confidence: float = 0.95) -> Estimate:
+    """The mean of one value of any size per task; normal interval between tasks (Miller 2024, arXiv:2411.00640).
+
+    Raises:
+        ValueError: no tasks.
+    """
+    tasks = _check_values(values, samples)
+    middle = math.fsum(values) / tasks
+    half = _quantile(confidence) * math.sqrt(_variance(values, middle) / tasks)
+    return Estimate(
+        value=middle,
+        low=middle - half,
+        high=middle + half,
+        tasks=tasks,
+        samples=sum(samples),
+        effective=float(tasks),
+        confidence=confidence,
+    )
+
+
+def default_ks(samples: int) -> tuple[int, ...]:
+    """Which k to show for that many samples per task: the powers of two below, and the number itself."""
+    return (*(2**i for i in range(samples.bit_length()) if 2**i < samples), samples)
+
+
+def _check_values(values: Sequence[float], samples: Sequence[int]) -> int:
+    if not values or len(values) != len(samples):
+        raise ValueError(f"an estimate needs at least one task, got {len(values)} values and {len(samples)} counts")
+    return len(values)
+
+
+def _check_k(samples: int, k: int) -> None:
+    if not 1 <= k <= samples:
+        raise ValueError(f"k is {k} with {samples} samples; expected 1 to {samples}")
+
+
+def _variance(values: Iterable[float], middle: float) -> float:
+    squares = [(x - middle) ** 2 for x in values]
+    return math.fsum(squares) / (len(squares) - 1) if len(squares) > 1 else 0.0
+
+
+def _quantile(confidence: float) -> float:
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}; expected between 0 and 1, such as 0.95")
+    return NormalDist().inv_cdf(0.5 + confidence / 2)

@@ -1,0 +1,45 @@
+"""What a reply answers: samples that answer the same vote together in cons@k."""
+
+from __future__ import annotations
+
+import re
+
+_MARKED = (re.compile(r"<answer>(.*?)</answer>", re.DOTALL), re.compile(r"^\s*####\s*(.+)$", re.MULTILINE))
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def final_answer(reply: str) -> str | None:
+    r"""The answer that a reply ends in, for voting; ``None`` where it is empty.
+
+    The last ``\boxed{}``, else the last ``<answer>`` tag, else the last line after ``####``; else the last number of
+    the last line, or that line. Case, spaces, thousands separators and trailing zeros do not count.
+    """
+    marked = _boxed(reply)
+    if marked is None:
+        marked = next((found[-1] for p in _MARKED if (found := p.findall(reply))), None)
+    if marked is not None:
+        return _normal(marked)
+    line = next((x for x in reversed(reply.splitlines()) if x.strip()), "")
+    numbers = _NUMBER.findall(line)
+    return _normal(numbers[-1] if numbers else line)
+
+
+def _boxed(text: str) -> str | None:
+    r"""The content of the last ``\boxed{}`` whose braces balance."""
+    start = text.rfind("\\boxed{")
+    while start >= 0:
+        depth = 0
+        for i in range(start + len("\\boxed"), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[i], 0)
+            if depth == 0:
+                return text[start + len("\\boxed{") : i]
+        start = text.rfind("\\boxed{", 0, start)
+    return None
+
+
+def _normal(answer: str) -> str | None:
+    text = " ".join(answer.split()).strip("$ .").casefold()
+    if re.fullmatch(r"-?\d[\d,]*(\.\d+)?", text):
+        text = text.replace(",", "")
+        text = text.rstrip("0").rstrip(".") if "." in text else text
+    return text or None

@@ -1,0 +1,210 @@
+"""An engine behind any OpenAI-compatible URL: vLLM, SGLang, llama.cpp, a hosted service."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
+
+from ..engine import Engine, Reply, Sampling
+from ..errors import InfrastructureError, LimitReached, UsageError
+from ..task import Message
+from ..tools import ToolSpec
+from . import protocol
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+_LONGEST_WAIT = 60.0
+
+
+class OpenAIEngine(Engine):
+    """Chat completions over HTTP, for evaluation and for seats that are not trained.
+
+    Transient failures (no connection, a time-out, 408, 409, 425, 429, 5xx) are retried with exponential backoff and
+    jitter, or after what ``Retry-After`` says; then, and for any other refusal, the episode ends as an infrastructure
+    error. A prompt that the server finds too long is `LimitReached`: the policy's doing.
+
+    Args:
+        base_url: up to and including ``/v1``. model: as the server calls it; empty takes the only one that it serves.
+        api_key: *name* of the environment variable that holds the key; empty means ``OPENAI_API_KEY`` for
+        api.openai.com and no
+            key elsewhere, so that a key never goes to a host it was not meant for.
+        timeout: seconds for one request.
+        retries: after the first try.
+        backoff: seconds before the first retry; doubles each time.
+        concurrency: requests worth having in flight.
+        limit_key: what the server calls the limit on new tokens; newer hosted models want ``max_completion_tokens``.
+        extra: further fields for each request, such as ``{"chat_template_kwargs": {"enable_thinking": false}}``.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_url: str = "http://127.0.0.1:8000/v1",
+        model: str = "",
+        api_key: str = "",
+        timeout: float = 600.0,
+        retries: int = 4,
+        backoff: float = 0.5,
+        concurrency: int = 64,
+        limit_key: str = "max_tokens",
+        extra: Mapping[str, Any] | None = None,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise UsageError(f"base_url is {base_url!r}; expected something like http://127.0.0.1:8000/v1")
+        self.base_url = base_url.rstrip("/")
+        self.model = model
+        self.name = f"openai:{model or parts.netloc}"
+        self._key_name = api_key or ("OPENAI_API_KEY" if parts.hostname == "api.openai.com" else "")
+        self._key = _key_of(self._key_name, given=bool(api_key))
+        self._timeout = timeout
+        self._retries = retries
+        self._backoff = backoff
+        self._concurrency = concurrency
+        self._limit_key = limit_key
+        self._extra = dict(extra or {})
+        self._served: tuple[str, ...] = ()
+        self._http: aiohttp.ClientSession | None = None
+
+    @property
+    def concurrency(self) -> int | None:
+        return self._concurrency
+
+    async def __aenter__(self) -> Self:
+        aiohttp = _aiohttp()
+        self._http = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
+            connector=aiohttp.TCPConnector(limit=0),  # the number of episodes bounds it
+            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+        )
+        try:
+            await self._probe()
+        except BaseException:
+            await self._http.close()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._http is not None:
+            await self._http.close()
+            self._http = None
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        body = protocol.request_body(self.model, messages, tools, how, limit_key=self._limit_key) | self._extra
+        status, text = await self._sent("POST", "/chat/completions", how.seed, body)
+        if self._limit_key in body and protocol.says_limit(status, text):
+            # The context leaves less than the limit, so the context is the limit, as for every other engine.
+            del body[self._limit_key]
+            status, text = await self._sent("POST", "/chat/completions", how.seed, body)
+        if protocol.says_context(status, text):
+            raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
+        if status != 200:
+            raise self._refused(status, text)
+        return protocol.reply_of(self._parsed(text))
+
+    async def _probe(self) -> None:
+        """Ask what is served: it shows a wrong address or key before the first episode does."""
+        status, text = await self._sent("GET", "/models")
+        if status in (401, 403):
+            raise self._refused(status, text)
+        if status == 200:
+            listed = self._parsed(text)
+            rows = listed.get("data") if isinstance(listed, dict) else None
+            self._served = tuple(str(m["id"]) for m in rows or () if isinstance(m, dict) and "id" in m)
+        if self.model:
+            return
+        if len(self._served) != 1:
+            known = ", ".join(self._served) or "nothing it names"
+            raise UsageError(f"{self.base_url} serves {known}; say which model is meant (--model NAME)")
+        self.model = self._served[0]
+        self.name = f"openai:{self.model}"
+
+    async def _sent(self, method: str, path: str, seed: int | None = None, body: Any = None) -> tuple[int, str]:
+        """Status and text of the answer; transient failures are retried.
+
+        Raises:
+            InfrastructureError: still failing after the last retry.
+        """
+        rng = Random(seed)
+        for attempt in range(self._retries + 1):
+            wait = self._backoff * 2**attempt * (0.5 + rng.random())
+            try:
+                status, text, asked = await self._once(method, path, body)
+            except (OSError, TimeoutError, _aiohttp().ClientError) as e:
+                # aiohttp's connection errors are OSErrors too; all of them may pass.
+                failure: Exception = e
+                said = str(e) or type(e).__name__
+            else:
+                if status not in _RETRIED:
+                    return status, text
+                wait = max(wait, asked)
+                failure = self._refused(status, text)
+                said = str(failure)
+            if attempt < self._retries:
+                await asyncio.sleep(min(wait, _LONGEST_WAIT))
+        tries = self._retries + 1
+        raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {said}") from failure
+
+    async def _once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
+        if self._http is None:
+            raise InfrastructureError(f"{self.name} is not started: use `async with engine:`")
+        # A redirect would carry the conversation to a host that nobody named.
+        async with self._http.request(method, self.base_url + path, json=body, allow_redirects=False) as response:
+            text = await response.text(errors="replace")
+            return response.status, text, _seconds(response.headers.get("Retry-After", ""))
+
+    def _parsed(self, text: str) -> Any:
+        import json
+
+        try:
+            return json.loads(text)
+        except ValueError as e:
+            raise InfrastructureError(f"{self.base_url} answered no JSON: {protocol.shortened(text)}") from e
+
+    def _refused(self, status: int, text: str) -> InfrastructureError:
+        said = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
+        if status in (401, 403):
+            has = f"the key in ${self._key_name} was sent" if self._key else "no key was sent"
+            return InfrastructureError(f"{said} ({has}; `api_key` names the environment variable that holds it)")
+        if status == 404:
+            served = f"; it serves {', '.join(self._served)}" if self._served else ""
+            return InfrastructureError(f"{said} (model {self.model!r}{served}; base_url should end in /v1)")
+        if 300 <= status < 400:
+            return InfrastructureError(f"{said} (redirects are not followed: give the final address as base_url)")
+        if "max_completion_tokens" in text:
+            said += ' (set the engine\'s limit_key = "max_completion_tokens")'
+        return InfrastructureError(said)
+
+
+def _key_of(name: str, *, given: bool) -> str:
+    if not name:
+        return ""
+    if not name.isidentifier():
+        # It may be a key: it must not reach a log.
+        raise UsageError("api_key takes the NAME of an environment variable that holds the key, such as OPENAI_API_KEY")
+    key = os.environ.get(name, "")
+    if given and not key:
+        raise UsageError(f"api_key names ${name}, which is not set: export {name}=...")
+    return key.strip()
+
+
+def _seconds(retry_after: str) -> float:
+    """Seconds of a ``Retry-After`` header; its other form, a date, counts as none."""
+    try:
+        return max(0.0, float(retry_after))
+    except ValueError:
+        return 0.0
+
+
+def _aiohttp() -> Any:
+    try:
+        import aiohttp
+    except ImportError as e:
+        raise UsageError("talking to a server needs aiohttp: pip install 'quintain[serve]'") from e
+    return aiohttp

@@ -1,0 +1,148 @@
+"""Messages, tools and replies as OpenAI chat-completions JSON, and what a server's refusal means."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..engine import Finish, Reply, Sampling
+from ..errors import InfrastructureError
+from ..task import Message, ToolCall
+from ..tools import ToolSpec
+
+_FINISH: Mapping[str | None, Finish] = {
+    None: "stop",  # some servers leave it out
+    "stop": "stop",
+    "tool_calls": "stop",
+    "function_call": "stop",
+    "length": "length",
+}
+# vLLM, llama.cpp, SGLang and the hosted services each say it in their own words, all with a status of 4xx.
+_CONTEXT = re.compile(
+    r"context[_ ](length|window|size)|exceed_context_size|maximum model length|max_model_len|"
+    r"(prompt|input|request) is too (long|large)|too many (input )?tokens|exceeds? .{0,40}token limit",
+    re.IGNORECASE,
+)
+_TOO_LARGE = re.compile(r"max_(completion_)?tokens.{0,40}(too large|exceed|must be|at most)", re.IGNORECASE)
+
+
+def request_body(
+    model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling, *, limit_key: str = "max_tokens"
+) -> dict[str, Any]:
+    """The JSON of one request. Neutral values are left out, as strict servers refuse fields they do not know.
+
+    Args:
+        limit_key: what the server calls the limit on new tokens (``max_completion_tokens`` for newer hosted models).
+    """
+    body: dict[str, Any] = {
+        "model": model,
+        "messages": [message_json(m) for m in messages],
+        "temperature": how.temperature,
+    }
+    optional = {
+        limit_key: how.max_tokens,
+        "top_p": how.top_p if how.top_p < 1 else None,
+        "top_k": how.top_k or None,
+        "min_p": how.min_p or None,
+        "stop": list(how.stop) or None,
+        "stop_token_ids": list(how.stop_ids) or None,
+        # Servers keep seeds in 32 bits, signed or not.
+        "seed": None if how.seed is None else how.seed % 2**31,
+        "tools": [t.to_json() for t in tools] or None,
+    }
+    return body | {k: v for k, v in optional.items() if v is not None}
+
+
+def message_json(message: Message) -> dict[str, Any]:
+    """One message. Reasoning is not sent back, as chat templates drop it."""
+    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.calls:
+        out["content"] = message.content or None
+        out["tool_calls"] = [_call_json(c, i) for i, c in enumerate(message.calls)]
+    if message.call_id:
+        out["tool_call_id"] = message.call_id
+    if message.name and message.role != "tool":
+        out["name"] = message.name
+    return out
+
+
+def _call_json(call: ToolCall, index: int) -> dict[str, Any]:
+    # A call that could not be read has no name of its own, and servers refuse an empty one.
+    function = {"name": call.name or "unreadable", "arguments": json.dumps(dict(call.arguments))}
+    return {"id": call.id or _call_id(index), "type": "function", "function": function}
+
+
+def reply_of(response: Any) -> Reply:
+    """The first choice of a response.
+
+    Raises:
+        InfrastructureError: the response is not a chat completion, or the server withheld the content.
+    """
+    try:
+        choice = response["choices"][0]
+        message = choice["message"]
+        finish = choice.get("finish_reason")
+        text, reasoning = message.get("content") or "", _reasoning(message)
+        calls = tuple(_call_of(c, i) for i, c in enumerate(message.get("tool_calls") or ()))
+        usage = {k: v for k, v in (response.get("usage") or {}).items() if isinstance(v, int)}
+    except (KeyError, IndexError, TypeError, AttributeError) as e:
+        raise InfrastructureError(f"not a chat completion ({type(e).__name__}: {e}): {shortened(response)}") from e
+    if finish not in _FINISH:
+        raise InfrastructureError(f"the server cut the reply off (finish_reason {finish!r})")
+    if not isinstance(text, str):
+        raise InfrastructureError(f"the reply's content is not text: {shortened(text)}")
+    return Reply(text=text, reasoning=reasoning, calls=calls, finish=_FINISH[finish], usage=usage)
+
+
+def _reasoning(message: Mapping[str, Any]) -> str:
+    """Servers name it differently: ``reasoning_content`` (DeepSeek, SGLang, llama.cpp), ``reasoning`` (newer vLLM)."""
+    found = message.get("reasoning_content") or message.get("reasoning") or ""
+    return found if isinstance(found, str) else ""
+
+
+def _call_of(data: Mapping[str, Any], index: int) -> ToolCall:
+    """A tool call; one that cannot be read carries an ``error``, for it is the policy's doing."""
+    function = data["function"]
+    name, text = function.get("name") or "", function.get("arguments") or "{}"
+    call_id = data.get("id") or _call_id(index)
+    try:
+        arguments = json.loads(text) if isinstance(text, str) else text
+    except ValueError as e:
+        return ToolCall(name=name, id=call_id, error=f"the arguments are not JSON: {e}")
+    if not isinstance(arguments, dict):
+        return ToolCall(name=name, id=call_id, error="the arguments must be an object")
+    return ToolCall(name=name, arguments=arguments, id=call_id)
+
+
+def _call_id(index: int) -> str:
+    return f"call-{index}"
+
+
+def says_context(status: int, text: str) -> bool:
+    """Whether a refusal means that the conversation has outgrown the context."""
+    return 400 <= status < 500 and status not in (401, 403, 404, 429) and bool(_CONTEXT.search(text))
+
+
+def says_limit(status: int, text: str) -> bool:
+    """Whether a refusal means that the limit on new tokens, not the prompt, is more than the context leaves."""
+    return status in (400, 422) and bool(_TOO_LARGE.search(text))
+
+
+def said_by(text: str) -> str:
+    """The message in an error body: OpenAI's shape, FastAPI's, or the text itself."""
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return shortened(text)
+    inner = data.get("error", data) if isinstance(data, dict) else data
+    if isinstance(inner, dict):
+        inner = inner.get("message") or inner.get("detail") or inner
+    return shortened(inner)
+
+
+def shortened(value: Any, most: int = 300) -> str:
+    """*value* as one line of at most *most* characters."""
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
+    return text if len(text) <= most else text[: most - 3] + "..."

@@ -1,0 +1,356 @@
+"""The OpenAI client against a real server on the loopback interface."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.engine import Reply, Sampling
+from quintain.errors import InfrastructureError, LimitReached, UsageError
+from quintain.task import Message, ToolCall
+from quintain.tools import ToolSpec
+from quintain.wire import protocol
+from quintain.wire.client import OpenAIEngine
+
+web = pytest.importorskip("aiohttp.web", reason="the client needs quintain[serve]")
+
+Answer = tuple[int, Any] | Callable[[dict[str, Any]], tuple[int, Any]]
+HELLO = (Message("user", "hello"),)
+
+
+def said(text: str = "hi", finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+    """A chat completion."""
+    choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
+    return {"object": "chat.completion", "choices": [choice], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
+
+
+class Server:
+    """Answers in order from a list (the last one for ever), and keeps what it was asked."""
+
+    def __init__(self, *answers: Answer, models: Sequence[str] = ("m",), header: dict[str, str] | None = None) -> None:
+        self.answers = list(answers)
+        self.models = models
+        self.header = header or {}
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.together = self.most_together = 0
+
+    async def chat(self, request: Any) -> Any:
+        self.together += 1
+        self.most_together = max(self.most_together, self.together)
+        await asyncio.sleep(0)
+        body = await request.json()
+        self.bodies.append(body)
+        self.keys.append(request.headers.get("Authorization"))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status, data = answer(body) if callable(answer) else answer
+        if status == 0:
+            await asyncio.sleep(data)
+            status, data = 200, said("late")
+        self.together -= 1
+        text = data if isinstance(data, str) else json.dumps(data)
+        return web.Response(status=status, text=text, headers=self.header, content_type="application/json")
+
+    async def listing(self, request: Any) -> Any:
+        if request.headers.get("Authorization") == "Bearer wrong":
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
+        if not self.models:
+            return web.Response(status=404)
+        return web.json_response({"object": "list", "data": [{"id": m} for m in self.models]})
+
+    @contextlib.asynccontextmanager
+    async def up(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self.chat)
+        app.router.add_get("/v1/models", self.listing)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port = runner.addresses[0][1]
+        try:
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            await runner.cleanup()
+
+
+def ask(
+    server: Server,
+    messages: Sequence[Message] = HELLO,
+    tools: Sequence[ToolSpec] = (),
+    how: Sampling | None = None,
+    **config: Any,
+) -> Reply:
+    """One reply of *server* through the client."""
+
+    async def run() -> Reply:
+        async with server.up() as url, OpenAIEngine(base_url=url, **{"backoff": 0.001, **config}) as engine:
+            return await engine.reply(messages, tools, how or Sampling(seed=1))
+
+    return asyncio.run(run())
+
+
+def test_a_plain_reply() -> None:
+    server = Server((200, said("four")))
+    reply = ask(server, how=Sampling(temperature=0.5, max_tokens=7, stop=("\n",), seed=2**40 + 5))
+    assert reply == Reply(text="four", usage={"prompt_tokens": 3, "completion_tokens": 2})
+    assert server.bodies == [
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hello"}],
+            "temperature": 0.5,
+            "max_tokens": 7,
+            "stop": ["\n"],
+            "seed": 5,
+        }
+    ]
+    assert server.keys == [None]
+
+
+def test_neutral_settings_are_not_sent_and_others_are() -> None:
+    server = Server((200, said()))
+    ask(server, how=Sampling(temperature=0))
+    ask(
+        server,
+        how=Sampling(top_p=0.9, top_k=5, min_p=0.1, stop_ids=(2,), max_tokens=3),
+        limit_key="max_completion_tokens",
+        extra={"chat_template_kwargs": {"enable_thinking": False}},
+    )
+    assert set(server.bodies[0]) == {"model", "messages", "temperature"}
+    more = {"top_p": 0.9, "top_k": 5, "min_p": 0.1, "stop_token_ids": [2], "max_completion_tokens": 3}
+    assert more.items() <= server.bodies[1].items()
+    assert server.bodies[1]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+def test_tool_calls_both_ways() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": [2]}'}}
+    server = Server((200, said("", "tool_calls", content=None, tool_calls=[call], reasoning_content="sum")))
+    spec = ToolSpec(name="add", description="Adds.")
+    earlier = ToolCall(name="add", arguments={"a": 0}, id="c0", result="0")
+    messages = [
+        Message("system", "be brief"),
+        Message("user", "1+2?"),
+        Message("assistant", "", calls=(earlier,), reasoning="kept back"),
+        Message("tool", "0", call_id="c0", name="add"),
+    ]
+    reply = ask(server, messages, [spec])
+    assert reply.calls == (ToolCall(name="add", arguments={"a": 1, "b": [2]}, id="c1"),)
+    assert (reply.text, reply.reasoning, reply.finish) == ("", "sum", "stop")
+    body = server.bodies[0]
+    assert body["tools"] == [spec.to_json()]
+    function = {"name": "add", "arguments": '{"a": 0}'}
+    assert body["messages"][2:] == [
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c0", "type": "function", "function": function}]},
+        {"role": "tool", "content": "0", "tool_call_id": "c0"},
+    ]
+
+
+@pytest.mark.parametrize("arguments, expected", [("{oops", "not JSON"), ("[1]", "an object"), ('"x"', "an object")])
+def test_an_unreadable_tool_call_is_the_policys_doing(arguments: str, expected: str) -> None:
+    call = {"function": {"name": "add", "arguments": arguments}}
+    reply = ask(Server((200, said("", "tool_calls", tool_calls=[call]))))
+    assert expected in reply.calls[0].error and reply.calls[0].id == "call-0"
+
+
+@pytest.mark.parametrize("finish, expected", [("length", "length"), ("stop", "stop"), (None, "stop")])
+def test_finish_reasons(finish: str | None, expected: str) -> None:
+    assert ask(Server((200, said("a", finish)))).finish == expected
+
+
+def test_a_withheld_reply_is_not_the_policys_doing() -> None:
+    with pytest.raises(InfrastructureError, match="content_filter"):
+        ask(Server((200, said("", "content_filter"))))
+
+
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_passing_failures_are_retried(status: int) -> None:
+    server = Server((status, "busy"), (status, "busy"), (200, said("third time")))
+    assert ask(server).text == "third time"
+    assert len(server.bodies) == 3
+
+
+def test_retries_end() -> None:
+    server = Server((503, {"error": {"message": "warming up"}}))
+    with pytest.raises(InfrastructureError, match=r"failed 3 times; last: .*503: warming up"):
+        ask(server, retries=2)
+    assert len(server.bodies) == 3
+
+
+def test_retry_after_is_respected() -> None:
+    server = Server((429, "slow down"), (200, said()), header={"Retry-After": "0.3"})
+
+    async def run() -> float:
+        async with server.up() as url, OpenAIEngine(base_url=url, backoff=0.001) as engine:
+            start = asyncio.get_running_loop().time()
+            await engine.reply(HELLO, (), Sampling())
+            return asyncio.get_running_loop().time() - start
+
+    assert asyncio.run(run()) >= 0.3
+
+
+def test_a_slow_server_times_out() -> None:
+    with pytest.raises(InfrastructureError, match="failed 2 times"):
+        ask(Server((0, 5.0)), timeout=0.1, retries=1)
+
+
+def test_a_dropped_connection_is_retried() -> None:
+    async def run() -> Reply:
+        server, dropped = Server((200, said("again"))), 0
+
+        async def chat(request: Any) -> Any:
+            nonlocal dropped
+            dropped += 1
+            if dropped == 1:
+                request.transport.close()
+            return await Server.chat(server, request)
+
+        server.chat = chat  # type: ignore[method-assign]
+        async with server.up() as url, OpenAIEngine(base_url=url, backoff=0.001) as engine:
+            return await engine.reply(HELLO, (), Sampling())
+
+    assert asyncio.run(run()).text == "again"
+
+
+CONTEXT_REFUSALS = [
+    {"error": {"message": "This model's maximum context length is 4096 tokens.", "code": "context_length_exceeded"}},
+    {"error": {"code": 400, "message": "too much", "type": "exceed_context_size_error"}},
+    {"error": {"code": 400, "message": "request (4476 tokens) exceeds the available context size (4096 tokens)"}},
+    {"object": "error", "message": "The decoder prompt (length 50) is longer than the maximum model length of 16."},
+    {"error": {"message": "prompt is too long: 210000 tokens > 200000 maximum"}},
+]
+
+
+@pytest.mark.parametrize("refusal", CONTEXT_REFUSALS)
+def test_a_full_context_is_the_policys_doing(refusal: dict[str, Any]) -> None:
+    server = Server((400, refusal))
+    with pytest.raises(LimitReached) as e:
+        ask(server)
+    assert e.value.limit == "context"
+    assert len(server.bodies) == 1
+
+
+def test_a_limit_that_the_context_does_not_leave_is_dropped() -> None:
+    refusal = (
+        "'max_tokens' or 'max_completion_tokens' is too large: 5000. This model's maximum context length is 4096 "
+        "tokens and your request has 12 input tokens (5000 > 4096 - 12)."
+    )
+
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        return (400, {"error": {"message": refusal}}) if "max_tokens" in body else (200, said("fits"))
+
+    assert ask(Server(answer), how=Sampling(max_tokens=5000)).text == "fits"
+
+
+@pytest.mark.parametrize(
+    "status, body, expected",
+    [
+        (400, {"error": {"message": "bad role"}}, "400: bad role"),
+        (422, {"detail": "field required"}, "422: field required"),
+        (404, {"error": {"message": "no model"}}, r"it serves m; base_url should end in /v1"),
+        (400, {"error": {"message": "Unsupported parameter: use max_completion_tokens"}}, "limit_key"),
+        (307, "", "redirects are not followed"),
+        (200, "<html>", "no JSON"),
+        (200, {"oops": 1}, "not a chat completion"),
+        (200, [], "not a chat completion"),
+        (200, {"choices": [{"message": None}]}, "not a chat completion"),
+        (200, said(text=3), "not text"),  # type: ignore[arg-type]
+    ],
+)
+def test_other_refusals_are_ours_and_not_retried(status: int, body: Any, expected: str) -> None:
+    server = Server((status, body))
+    with pytest.raises(InfrastructureError, match=expected):
+        ask(server)
+    assert len(server.bodies) == 1
+
+
+def test_the_key_is_read_from_the_named_variable_and_goes_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setenv("MY_KEY", "mine")
+    server = Server((200, said()))
+    ask(server)
+    ask(server, api_key="MY_KEY")
+    assert server.keys == [None, "Bearer mine"]
+
+
+def test_a_wrong_key_shows_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_KEY", "wrong")
+    with pytest.raises(InfrastructureError, match=r"401: bad key .*\$MY_KEY") as e:
+        ask(Server((200, said())), api_key="MY_KEY")
+    assert "wrong" not in str(e.value)
+
+
+def test_bad_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("UNSET_KEY", raising=False)
+    with pytest.raises(UsageError, match="base_url"):
+        OpenAIEngine(base_url="localhost:8000")
+    with pytest.raises(UsageError, match="NAME of an environment variable") as e:
+        OpenAIEngine(api_key="sk-abc-def")
+    assert "sk-abc" not in str(e.value)
+    with pytest.raises(UsageError, match="export UNSET_KEY"):
+        OpenAIEngine(api_key="UNSET_KEY")
+
+
+def test_the_only_model_is_taken_and_several_are_not_guessed() -> None:
+    server = Server((200, said()), models=("qwen",))
+    ask(server)
+    assert server.bodies[0]["model"] == "qwen"
+    with pytest.raises(UsageError, match="serves a, b"):
+        ask(Server((200, said()), models=("a", "b")))
+    server = Server((200, said()), models=())  # a server without a listing
+    ask(server, model="named")
+    assert server.bodies[0]["model"] == "named"
+
+
+def test_nobody_there() -> None:
+    async def run() -> None:
+        async with OpenAIEngine(base_url="http://127.0.0.1:1/v1", retries=1, backoff=0.001):
+            pass
+
+    with pytest.raises(InfrastructureError, match=r"GET http://127.0.0.1:1/v1/models failed 2 times"):
+        asyncio.run(run())
+
+
+def test_not_started() -> None:
+    with pytest.raises(InfrastructureError, match="async with"):
+        asyncio.run(OpenAIEngine(model="m").reply(HELLO, (), Sampling()))
+
+
+def test_requests_run_side_by_side() -> None:
+    server = Server((200, said()))
+
+    async def run() -> None:
+        async with server.up() as url, OpenAIEngine(base_url=url) as engine:
+            await asyncio.gather(*(engine.reply(HELLO, (), Sampling(seed=i)) for i in range(200)))
+
+    asyncio.run(run())
+    assert len(server.bodies) == 200
+    assert server.most_together > 8
+
+
+KEYS = ["choices", "message", "content", "tool_calls", "function", "usage", "x"]
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+choices = st.lists(st.fixed_dictionaries({"message": json_values}), max_size=2)
+
+
+@given(json_values | st.fixed_dictionaries({"choices": choices}))
+def test_any_response_gives_a_reply_or_our_error(response: Any) -> None:
+    with contextlib.suppress(InfrastructureError):
+        assert isinstance(protocol.reply_of(response), Reply)
+
+
+@given(st.text(max_size=50) | json_values.map(json.dumps))
+def test_any_error_body_has_a_short_message(text: str) -> None:
+    assert len(protocol.said_by(text)) <= 300
