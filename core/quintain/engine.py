@@ -24,11 +24,13 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; part of the policy, so also of the recorded log-probs.
-        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another policy).
+        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another
+        policy).
         max_tokens: new tokens at most; ``None`` is what the context leaves.
         stop: strings that end the turn; the tokens up to and including the one that completes the string are kept.
         stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
-        seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else runs.
+        seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else
+        runs.
     """
 
     temperature: float = 1.0
@@ -62,8 +64,8 @@ class Sampling:
 class Sampled:
     """What an engine sampled, token by token.
 
-    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs under the
-    sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
+    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
+    under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
     ``stop`` is the string or id that ended it.
     """
 

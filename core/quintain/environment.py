@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
@@ -30,7 +30,8 @@ class Demonstration:
 
 
 def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
-    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval --engine @name` can run.
+    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval --engine @name` can
+    run.
 
     Args:
         scores: what the conformance suite expects of it: ``"max"`` for a reference answer, ``"min"`` for a known hack.
@@ -47,8 +48,8 @@ def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
 class Environment(Generic[T, E]):
     """Subclass it; subclasses become frozen keyword-only dataclasses whose fields are their configuration.
 
-    A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the state of an episode lives in
-    locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no evidence.
+    A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the state of an episode
+    lives in locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no evidence.
     """
 
     reward: ClassVar[Reward]
@@ -56,7 +57,9 @@ class Environment(Generic[T, E]):
     limits: ClassVar[Limits] = Limits(turns=1)
     system: ClassVar[str] = ""
     early: ClassVar[float] = 0.0
-    """The verdict of an episode that the policy broke off (a limit or a fault left the coroutine) before there was evidence."""
+    """The verdict of an episode that the policy broke off (a limit or a fault left the coroutine) before there was
+    evidence.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,13 +102,19 @@ class Environment(Generic[T, E]):
                 found[name] = mark
         return found
 
-    def with_rewards(self, reward: Reward | None, shaping: Reward | None) -> Environment[T, E]:
-        """A copy whose instance carries other rewards (a recipe's)."""
-        copy = dataclasses.replace(self)  # type: ignore[type-var]
-        if reward is not None:
-            object.__setattr__(copy, "reward", reward)
-        if shaping is not None:
-            object.__setattr__(copy, "shaping", shaping)
+    def overridden(
+        self,
+        *,
+        reward: Reward | None = None,
+        shaping: Reward | None = None,
+        limits: Limits | None = None,
+        system: str | None = None,
+    ) -> Environment[T, E]:
+        """A copy with other class-level settings (a recipe's); ``None`` keeps."""
+        copy = shallow_copy(self)  # keeps rewards that an earlier call gave
+        for name, value in (("reward", reward), ("shaping", shaping), ("limits", limits), ("system", system)):
+            if value is not None:
+                object.__setattr__(copy, name, value)
         return copy
 
 

@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from .engine import Engine, Sampling
@@ -42,7 +41,7 @@ class Setting:
     """What all episodes of a batch share."""
 
     engine: Engine
-    how: Sampling = Sampling()
+    how: Sampling = field(default_factory=Sampling)
     services: Mapping[str, Any] = field(default_factory=dict)
     run_seed: int = 0
     step: int = 0
@@ -107,7 +106,7 @@ async def _played(
         if isinstance(e, EpisodeTimeout) or clock.expired():
             return None, Ending(EndingKind.TIMEOUT, f"over {environment.limits.seconds} s")
         return None, Ending(EndingKind.ENVIRONMENT_ERROR, _said(e))
-    except Exception as e:
+    except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes the ending
         return None, Ending(EndingKind.ENVIRONMENT_ERROR, _said(e))
     if ledger.hit:
         return evidence, Ending(EndingKind.TRUNCATED, ledger.hit)
@@ -132,14 +131,20 @@ def _check_evidence(evidence: Any) -> None:
     except Exception as e:
         raise EnvironmentFault(f"the evidence ({type(evidence).__name__}) is not plain data: {e}") from e
     if back != evidence:
-        raise EnvironmentFault(f"the evidence ({type(evidence).__name__}) changes when stored: {evidence!r} became {back!r}")
+        raise EnvironmentFault(
+            f"the evidence ({type(evidence).__name__}) changes when stored: {evidence!r} became {back!r}"
+        )
 
 
-@lru_cache(maxsize=64)
+_ADAPTERS: dict[type, Any] = {}
+
+
 def _adapter(kind: type) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(kind)
+    if kind not in _ADAPTERS:
+        _ADAPTERS[kind] = TypeAdapter(kind)
+    return _ADAPTERS[kind]
 
 
 async def run_groups(
@@ -147,8 +152,9 @@ async def run_groups(
 ) -> list[Group[Any, Any]]:
     """Run and score all groups; in the order of *jobs*, whatever finished first.
 
-    ``setting.concurrency`` players take the episodes in order. A player counts as alive for the engine until no episode is left,
-    and rewards run beside it, so that what is sampled beside what never depends on how long a tool or a reward takes.
+    ``setting.concurrency`` players take the episodes in order. A player counts as alive for the engine until no
+    episode is left, and rewards run beside it, so that what is sampled beside what never depends on how long a tool or
+    a reward takes.
 
     Raises:
         UsageError: what no retry can mend, such as a reward whose service is missing.
@@ -177,7 +183,9 @@ async def run_groups(
     except BaseExceptionGroup as failed:
         raise _first(failed) from failed
     groups = [
-        Group(task=job.task, rollouts=tuple(done[j][m] for m in range(job.members)), environment=job.name, index=job.index)
+        Group(
+            task=job.task, rollouts=tuple(done[j][m] for m in range(job.members)), environment=job.name, index=job.index
+        )
         for j, job in enumerate(jobs)
     ]
     scored = [score_group(j.environment, g, context, setting.retries) for j, g in zip(jobs, groups, strict=True)]

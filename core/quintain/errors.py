@@ -47,7 +47,9 @@ class UnknownNameError(UsageError, LookupError):
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
         """Build the message: what was asked for, the nearest known name, where to see them all."""
-        return cls(f"unknown {kind} {name!r}{did_you_mean(name, known)}{'. ' + hint if hint else ''}")
+        near = did_you_mean(name, known)
+        end = "" if near.endswith("?") else "."
+        return cls(f"unknown {kind} {name!r}{near}{end + ' ' + hint if hint else ''}")
 
 
 class BindingError(UsageError, TypeError):

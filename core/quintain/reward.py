@@ -1,7 +1,7 @@
 """Rewards, and the algebra that combines them.
 
-A reward maps the valid members of a group to one `Score` each. A per-rollout reward is that, mapped over the members, so all
-combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A member whose term fails gets the failure, never a zero.
+A reward maps the valid members of a group to one `Score` each. A per-rollout reward is that, mapped over the members,
+so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A member whose term fails gets the failure, never a zero.
 """
 
 from __future__ import annotations
@@ -117,15 +117,30 @@ def as_score(value: Any, who: str) -> Score:
     Raises:
         RewardFault: not a number or `Score`, or not finite.
     """
-    score = value if isinstance(value, Score) else None
-    if score is None:
-        if not isinstance(value, (int, float)) and not hasattr(value, "__float__") or isinstance(value, str):
-            raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score")
-        score = Score(value=float(value))
-    numbers = (score.value, *score.turns, *score.seats.values())
-    if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in numbers):
+    try:
+        score = _in_floats(value if isinstance(value, Score) else Score(value=value))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
+    if not all(map(math.isfinite, (score.value, *score.turns, *score.seats.values()))):
         raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers")
     return score
+
+
+def _in_floats(s: Score) -> Score:
+    """With Python's own floats: the scalars of array libraries cannot be stored."""
+    return replace(
+        s,
+        value=_float(s.value),
+        turns=tuple(map(_float, s.turns)),
+        seats={k: _float(v) for k, v in s.seats.items()},
+        parts={k: _float(v) for k, v in s.parts.items()},
+    )
+
+
+def _float(x: Any) -> float:
+    if isinstance(x, (str, bytes)):
+        raise TypeError("text is no number")  # though float() would read it
+    return float(x)
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,7 +190,9 @@ class RewardFunction(Reward, Generic[P]):
 
     def __call__(self, *args: P.args, **config: P.kwargs) -> RewardFunction[P]:
         if args:
-            raise BindingError(f"reward {self.name!r} is configured by keyword; to score a rollout call {self.name}.score(rollout)")
+            raise BindingError(
+                f"reward {self.name!r} is configured by keyword; to score a rollout call {self.name}.score(rollout)"
+            )
         known = self.parameters
         for key in config:
             if key not in known:
@@ -187,7 +204,9 @@ class RewardFunction(Reward, Generic[P]):
         for name, p in self._needed.items():
             slot = p.default.slot or name
             if slot not in context.services:
-                raise BindingError(f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the recipe")
+                raise BindingError(
+                    f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the recipe"
+                )
             keywords[name] = context.services[slot]
         if self.grouped:
             return await self._outcomes_of_group(group, keywords)
@@ -196,15 +215,17 @@ class RewardFunction(Reward, Generic[P]):
     async def _outcome(self, rollout: Rollout[Any, Any], keywords: Mapping[str, Any]) -> Outcome:
         try:
             return self._named(await _called(self.function, rollout, keywords))
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
             return _failure(e, self.name)
 
-    async def _outcomes_of_group(self, group: Sequence[Rollout[Any, Any]], keywords: Mapping[str, Any]) -> list[Outcome]:
+    async def _outcomes_of_group(
+        self, group: Sequence[Rollout[Any, Any]], keywords: Mapping[str, Any]
+    ) -> list[Outcome]:
         try:
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
                 raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - as above
             return [_failure(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
@@ -264,7 +285,7 @@ class _Combined(Reward):
             if isinstance(outcome, EpisodeError):
                 return outcome
         try:
-            return self._combine([s for s in row if isinstance(s, Score)], context)
+            return as_score(self._combine([s for s in row if isinstance(s, Score)], context), self.name)
         except RewardFault as e:
             return e
 
@@ -282,7 +303,14 @@ def _scaled(s: Score, by: float) -> Score:
 
 
 def _about(a: Score, b: Score) -> dict[str, Any]:
-    return {"parts": {**a.parts, **b.parts}, "reason": "; ".join(x for x in (a.reason, b.reason) if x)}
+    parts = dict(a.parts)
+    for name, value in b.parts.items():
+        # The same reward twice, configured differently: both stay visible.
+        key, n = name, 2
+        while key in parts:
+            key, n = f"{name}.{n}", n + 1
+        parts[key] = value
+    return {"parts": parts, "reason": "; ".join(x for x in (a.reason, b.reason) if x)}
 
 
 @dataclass(frozen=True, repr=False)
@@ -379,7 +407,9 @@ class Clipped(_Combined):
     def _combine(self, scores: list[Score], context: Context) -> Score:
         (s,) = scores
         if s.turns:
-            raise RewardFault(f"{self.name}: a score with values per turn cannot be clipped; clip the value per turn in the reward")
+            raise RewardFault(
+                f"{self.name}: a score with values per turn cannot be clipped; clip the value per turn in the reward"
+            )
 
         def bound(x: float) -> float:
             return min(max(x, self.low), self.high)
@@ -440,11 +470,11 @@ def reward(function: Callable[Concatenate[R, P], Value | Awaitable[Value]], /) -
 def reward(
     *, range: tuple[float, float] | None = None
 ) -> Callable[[Callable[Concatenate[R, P], Value | Awaitable[Value]]], RewardFunction[P]]: ...
-def reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:
+def reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
     """Make a reward of a function of one rollout.
 
-    The function returns a number or a `Score`, now or awaited. Its other keyword parameters are its configuration; those that
-    default to `need()` are services.
+    The function returns a number or a `Score`, now or awaited. Its other keyword parameters are its configuration;
+    those that default to `need()` are services.
 
     Args:
         range: lowest and highest total, checked on every score.
@@ -458,12 +488,14 @@ Values = Sequence[float] | Sequence[Score] | Sequence[Value]
 
 
 @overload
-def group_reward(function: Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]], /) -> RewardFunction[P]: ...
+def group_reward(
+    function: Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]], /
+) -> RewardFunction[P]: ...
 @overload
 def group_reward(
     *, range: tuple[float, float] | None = None
 ) -> Callable[[Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]]], RewardFunction[P]]: ...
-def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:
+def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
     """Make a reward of a function of the valid members of a group; it returns one number or `Score` per member."""
     if function is not None:
         return RewardFunction(function, grouped=True)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from .engine import Finish
@@ -56,7 +55,8 @@ class Ending:
 class Turn:
     """One thing a seat said.
 
-    ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with results.
+    ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with
+    results.
     """
 
     text: str
@@ -166,11 +166,15 @@ class Rollout(Generic[T, E]):
         return rollout
 
 
-@lru_cache(maxsize=64)
+_ADAPTERS: dict[tuple[Any, Any], Any] = {}
+
+
 def _adapter(task: Any, evidence: Any) -> Any:
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Rollout[task, evidence])
+    if (task, evidence) not in _ADAPTERS:
+        _ADAPTERS[task, evidence] = TypeAdapter(Rollout[task, evidence])
+    return _ADAPTERS[task, evidence]
 
 
 @dataclass(frozen=True, kw_only=True)

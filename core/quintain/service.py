@@ -1,6 +1,7 @@
 """Services: what a run shares, started and probed before step 1, stopped at the end.
 
-Core names the slots that several plugins must agree on (`Workers`, `Likelihood`, `Judge`, `Sandbox`); plugins add types.
+Core names the slots that several plugins must agree on (`Workers`, `Likelihood`, `Judge`, `Sandbox`); plugins add
+types.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 
-class Service(ABC):
+class Service(ABC):  # noqa: B024 - all of it has defaults
     """One per run and slot. A component asks for one with ``name: Judge = need()``.
 
-    A service's own constructor may ``need()`` others; the run starts them in dependency order and stops them in reverse.
+    A service's own constructor may ``need()`` others; the run starts them in dependency order and stops them in
+    reverse.
     """
 
     async def __aenter__(self) -> Self:
         """Start, and probe that it works; raise `InfrastructureError` naming the fix where it does not."""
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(self, *exc: object) -> None:  # noqa: B027 - nothing to stop by default
         """Stop. Called once, also after a failure."""
 
     def state(self) -> Mapping[str, Any]:
         """Plain data that goes into every checkpoint."""
         return {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to restore by default
         """Take up what `state` gave."""
 
 

@@ -56,7 +56,8 @@ class Session(Agent):
     def __init__(self, ledger: Ledger, name: str = "", engine: Engine | None = None) -> None:
         self._ledger = ledger
         self._name = name
-        self._engine = engine or ledger.engine
+        shared = ledger.engine
+        self._engine: Engine = engine or (shared.for_seat(name) if hasattr(shared, "for_seat") else shared)
         self.trains = engine is None
         self.rng = Random(derived_seed(ledger.seed, "rng", name))
         self.messages: list[Message] = []
@@ -128,7 +129,11 @@ class Session(Agent):
 
     def transcript(self) -> Transcript | None:
         """The exact tokens of this seat; ``None`` where its engine gives text only."""
-        return self._conversation.transcript(self._engine.name, self._ledger.how.temperature) if self._conversation else None
+        return (
+            self._conversation.transcript(self._engine.name, self._ledger.how.temperature)
+            if self._conversation
+            else None
+        )
 
     async def _turn(self, tools: Sequence[Tool]) -> Turn:
         how = self._allowance()
@@ -185,7 +190,13 @@ class Session(Agent):
     def _made(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
         seat = self._name
         return Turn(
-            text=text, reply=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls, finish=finish, seat=seat, tokens=tokens
+            text=text,
+            reply=parsed.reply,
+            reasoning=parsed.reasoning,
+            calls=parsed.calls,
+            finish=finish,
+            seat=seat,
+            tokens=tokens,
         )
 
 

@@ -40,8 +40,8 @@ class Message:
 class Task:
     """Something to solve. Subclass it (a frozen keyword-only dataclass) for typed fields.
 
-    ``level`` is a difficulty for curricula. ``id`` names the task for ever; left empty it becomes the hash of the content, so
-    the same content has the same id in every process and every run.
+    ``level`` is a difficulty for curricula. ``id`` names the task for ever; left empty it becomes the hash of the
+    content, so the same content has the same id in every process and every run.
     """
 
     prompt: str | Sequence[Message]
@@ -65,12 +65,12 @@ def content_hash(task: Task) -> str:
     fields = dataclasses.asdict(task)
     fields.pop("id")
     text = json.dumps(fields, sort_keys=True, ensure_ascii=False, default=_plain)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (set, frozenset)):
-        return sorted(value, key=repr)
+        return sorted(value, key=lambda v: json.dumps(v, sort_keys=True, default=_plain))
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, Mapping):

@@ -39,19 +39,25 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     Arguments that do not fit the annotations come back to the model as text, so that it can mend its call.
 
     Raises:
-        TypeError: a parameter without an annotation.
+        TypeError: a parameter without an annotation, or one that cannot be given by name.
     """
     if isinstance(function, Tool):
         return function
-    from pydantic import ConfigDict, ValidationError, create_model
+    from pydantic import ConfigDict, Field, ValidationError, create_model
 
     name = function.__name__
     signature = inspect.signature(function, eval_str=True)
     fields: dict[str, Any] = {}
-    for p in signature.parameters.values():
+    for i, p in enumerate(signature.parameters.values()):
         if p.annotation is inspect.Parameter.empty:
-            raise TypeError(f"tool {name!r}: parameter {p.name!r} has no annotation, so the model cannot be told its type")
-        fields[p.name] = (p.annotation, ... if p.default is inspect.Parameter.empty else p.default)
+            raise TypeError(
+                f"tool {name!r}: parameter {p.name!r} has no annotation, so the model cannot be told its type"
+            )
+        if p.kind not in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+            raise TypeError(f"tool {name!r}: parameter {p.name!r} cannot be given by name")
+        default: Any = ... if p.default is inspect.Parameter.empty else p.default
+        # Behind an alias, since names such as `copy` and `model_config` mean something to pydantic.
+        fields[f"field_{i}"] = (p.annotation, Field(default, alias=p.name))
     model: Any = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     schema = model.model_json_schema()
     schema.pop("title", None)
@@ -62,7 +68,7 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
         except ValidationError as e:
             lines = "; ".join(f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False))
             return f"error: wrong arguments for {name}: {lines}"
-        out = function(**{k: getattr(values, k) for k in fields})
+        out = function(**{p: getattr(values, f) for p, f in zip(signature.parameters, fields, strict=True)})
         if inspect.isawaitable(out):
             out = await out
         return out if isinstance(out, str) else json.dumps(out, default=str)

@@ -1,8 +1,9 @@
 """The token-exact record of what one seat said and heard.
 
-A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only where a
-chat template rewrote history (dropped an old thought, say), so that the tokens sampled before and after the rewrite each keep the
-context they were really sampled in. A sampled token trains once, on the branch it was sampled on; everything else is context.
+A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only
+where a chat template rewrote history (dropped an old thought, say), so that the tokens sampled before and after the
+rewrite each keep the context they were really sampled in. A sampled token trains once, on the branch it was sampled
+on; everything else is context.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class Source(IntEnum):
 class Branch:
     """The tokens of one branch after the *fork* tokens that it shares with its *parent* (-1: it is the root).
 
-    ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the source is
-    `Source.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
+    ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the
+    source is `Source.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
     """
 
     parent: int = -1
@@ -76,23 +77,26 @@ class Transcript:
 
     def path(self, branch: int) -> Branch:
         """The whole token path of a branch, from the start, as one root branch."""
-        own = self.branches[branch]
-        if own.parent < 0:
-            return own
-        head = self.path(own.parent)
-        n = own.fork
-        return Branch(
-            ids=head.ids[:n] + own.ids,
-            sources=head.sources[:n] + own.sources,
-            logps=head.logps[:n] + own.logps,
-            versions=head.versions[:n] + own.versions,
-        )
+        return self._paths(branch + 1)[branch]
+
+    def _paths(self, n: int) -> list[Branch]:
+        """Paths of the first *n* branches; parents come before their children."""
+        paths: list[Branch] = []
+        for own in self.branches[:n]:
+            head, k = (paths[own.parent], own.fork) if own.parent >= 0 else (Branch(), 0)
+            path = Branch(
+                ids=head.ids[:k] + own.ids,
+                sources=head.sources[:k] + own.sources,
+                logps=head.logps[:k] + own.logps,
+                versions=head.versions[:k] + own.versions,
+            )
+            paths.append(path)
+        return paths
 
     def sequences(self) -> list[TrainingSequence]:
         """What trains: one row per branch that sampled something of its own, cut after its last sampled token."""
         rows: list[TrainingSequence] = []
-        for i, own in enumerate(self.branches):
-            path = self.path(i)
+        for own, path in zip(self.branches, self._paths(len(self.branches)), strict=True):
             first = len(path.ids) - len(own.ids)
             mask = [j >= first and s == Source.MODEL for j, s in enumerate(path.sources)]
             if not any(mask):

@@ -29,11 +29,15 @@ class ThoughtlessCodec(ByteCodec):
 
 
 class Speaker(TokenEngine):
-    """Says what a function of the prompt's text says, after a jittered wait; the text ends with the stop token unless cut."""
+    """Says what a function of the prompt's text says, after a jittered wait; the text ends with the stop token unless
+    cut.
+    """
 
     name = "speaker"
 
-    def __init__(self, speak: Speak, codec: ByteCodec | None = None, context: int = 4096, jitter: int | None = None) -> None:
+    def __init__(
+        self, speak: Speak, codec: ByteCodec | None = None, context: int = 4096, jitter: int | None = None
+    ) -> None:
         self.speak, self.codec, self.context = speak, codec or ByteCodec(), context
         self.jitter = random.Random(jitter) if jitter is not None else None
         self.prompts: list[list[int]] = []

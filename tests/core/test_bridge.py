@@ -40,8 +40,12 @@ TURNS = st.lists(
 
 @given(TURNS)
 @settings(max_examples=150, deadline=None)
-def test_every_sampled_token_trains_once_in_the_context_it_was_sampled_in(turns: list[tuple[str, list[int], bool]]) -> None:
-    """Whatever bytes come (broken UTF-8 included), each sampled token is trained once, after exactly its own context."""
+def test_every_sampled_token_trains_once_in_the_context_it_was_sampled_in(
+    turns: list[tuple[str, list[int], bool]],
+) -> None:
+    """Whatever bytes come (broken UTF-8 included), each sampled token is trained once, after exactly its own
+    context.
+    """
     for codec in (ByteCodec(), ThoughtlessCodec()):
         talked, contexts = talk(codec, turns)
         wanted = []

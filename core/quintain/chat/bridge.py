@@ -1,8 +1,8 @@
 """The token bridge: messages in, exact tokens kept.
 
-What was sampled is never decoded and encoded again. For each turn the conversation is rendered as text; where the rendering
-goes on from what was recorded, only the new text is encoded and appended. Where the template rewrote history, the transcript
-branches.
+What was sampled is never decoded and encoded again. For each turn the conversation is rendered as text; where the
+rendering goes on from what was recorded, only the new text is encoded and appended. Where the template rewrote
+history, the transcript branches.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Conversation:
         self._recorder.sampled(sampled)
         self._text += self.codec.decode(sampled.ids)
         text = spoken(self.codec, sampled)
-        # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was sampled.
+        # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was
+        # sampled.
         self._messages.append(Message("assistant", text))
         self._rendered = len(self._messages)
         return text
@@ -94,9 +95,7 @@ async def reply_through_tokens(
     sampled = await engine.sample(ids, stops(engine.codec, how))
     parsed = parse(spoken(engine.codec, sampled), tools=bool(tools))
     usage = {"prompt_tokens": len(ids), "completion_tokens": len(sampled.ids)}
-    return Reply(
-        text=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls, finish=sampled.finish, usage=usage
-    )
+    return Reply(text=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls, finish=sampled.finish, usage=usage)
 
 
 def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
@@ -119,7 +118,9 @@ def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int
 
 
 def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:
-    """Where the first of *contents* that occurs stands; a match after a line break or blank wins over one inside a word."""
+    """Where the first of *contents* that occurs stands; a match after a line break or blank wins over one inside a
+    word.
+    """
     for content in filter(None, contents):
         for lead in ("\n", " ", ""):
             start = text.find(lead + content, at)

@@ -41,23 +41,24 @@ def parse(text: str, *, tools: bool = False) -> Parsed:
     return Parsed(reply=_CALL.sub("", text).strip(), reasoning=reasoning, calls=calls)
 
 
-def _call(body: str, id: str) -> ToolCall:
+def _call(body: str, name: str) -> ToolCall:
     try:
         data = json.loads(body)
     except ValueError as e:
-        return ToolCall(name="", id=id, error=f"not JSON: {e}")
+        return ToolCall(name="", id=name, error=f"not JSON: {e}")
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
-        return ToolCall(name="", id=id, error='expected {"name": ..., "arguments": {...}}')
+        return ToolCall(name="", id=name, error='expected {"name": ..., "arguments": {...}}')
     arguments = data.get("arguments", {})
     if not isinstance(arguments, dict):
-        return ToolCall(name=data["name"], id=id, error="arguments must be an object")
-    return ToolCall(name=data["name"], arguments=arguments, id=id)
+        return ToolCall(name=data["name"], id=name, error="arguments must be an object")
+    return ToolCall(name=data["name"], arguments=arguments, id=name)
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:
     """Calls as the model would have written them."""
     return "".join(
-        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>" for c in calls
+        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
+        for c in calls
     )
 
 
@@ -67,6 +68,8 @@ def render_tools(tools: Sequence[ToolSpec]) -> str:
         return ""
     specs = "\n".join(json.dumps(t.to_json()) for t in tools)
     return (
-        "\n\n# Tools\n\nYou may call these functions:\n<tools>\n" + specs + "\n</tools>\n\nTo call one, write\n<tool_call>\n"
+        "\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
+        + specs
+        + "\n</tools>\n\nTo call one, write\n<tool_call>\n"
         '{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
     )

@@ -59,14 +59,16 @@ PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 
 
 class ByteCodec:
-    """Bytes as ids (0-255) and four special tokens; needs no library, so authors test exact tokens in a bare install."""
+    """Bytes as ids (0-255) and four special tokens; needs no library, so authors test exact tokens in a bare
+    install.
+    """
 
     name = "bytes"
     SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>")
 
     def __init__(self) -> None:
         self._special = {text: 256 + i for i, text in enumerate(self.SPECIAL)}
-        self.stop_ids = (self._special["<|im_end|>"], self._special["<|endoftext|>"])
+        self.stop_ids: tuple[int, ...] = (self._special["<|im_end|>"], self._special["<|endoftext|>"])
         self.stops: tuple[str, ...] = ()
         self.vocab_size = 256 + len(self.SPECIAL)
 
