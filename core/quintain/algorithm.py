@@ -1,0 +1,412 @@
+"""Algorithms as rows of a table: five named pieces, a KL term, and the settings a method depends on.
+
+Importing this module needs no torch; the pieces themselves are torch functions and live in `quintain.learning` or in a
+plugin::
+
+    @objective
+    def cispo(t: Terms, *, cap: float = 5.0) -> Tensor:
+        return -t.ratio().clamp(max=cap).detach() * t.advantage * t.logp
+
+    CISPO = GRPO.but(name="cispo", objective=cispo, aggregation="token")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+from .errors import BindingError, PluginError, UnknownNameError, UsageError, did_you_mean
+from .service import Need
+
+Kind = Literal["advantage", "objective", "correction", "aggregation", "admission"]
+Level = Literal["token", "sequence", "group"]
+Anchor = Literal["mu", "prox"]
+KINDS: tuple[Kind, ...] = ("advantage", "objective", "correction", "aggregation", "admission")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A named function of one kind, with the arguments it is configured with. Calling it runs it.
+
+    Attributes:
+        kind: which choice of a method it makes.
+        name: as recipes write it; ``kind.name`` is its entry point.
+        function: what runs. Its keyword-only parameters are its configuration; those that default to `need()` are
+            services, and ``state`` marks a stateful piece: it takes the state of the last step (``None`` at first) and
+            returns ``(value, state)``.
+        args: configured arguments.
+        level: what one term of an objective reads, or what a correction weighs: a token, a sequence or a group.
+        reads: statistics beyond log-probs that the piece needs (``entropy``, ``square``, ``mean_logp``), ``ratio``
+            where an objective uses an importance ratio.
+        idle: an objective's terms and their gradients are exactly 0 where the advantage is, so that such samples need
+            no pass.
+    """
+
+    kind: Kind
+    name: str
+    function: Callable[..., Any]
+    args: Mapping[str, Any] = field(default_factory=dict)
+    level: Level = "token"
+    reads: frozenset[str] = frozenset()
+    idle: bool = False
+
+    def __call__(self, *inputs: Any, **args: Any) -> Any:
+        return self.function(*inputs, **{**self.args, **args})
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{key}={value!r}" for key, value in self.args.items())
+        return f"{self.kind}.{self.name}({listed})"
+
+    def using(self, **args: Any) -> Piece:
+        """The same piece with *args* configured.
+
+        Raises:
+            BindingError: an argument that the function does not take.
+        """
+        known = self.parameters
+        for key in args:
+            if key not in known:
+                raise BindingError(f"{self.kind}.{self.name} takes no argument {key!r}{did_you_mean(key, known)}")
+        return dataclasses.replace(self, args={**self.args, **args})
+
+    @functools.cached_property
+    def _keywords(self) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Name to default of everything that can be configured."""
+        return {k: p.default for k, p in self._keywords.items() if k != "state" and not isinstance(p.default, Need)}
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Parameter to slot of every service the piece asks for."""
+        return {k: p.default.slot or k for k, p in self._keywords.items() if isinstance(p.default, Need)}
+
+    @property
+    def stateful(self) -> bool:
+        return "state" in self._keywords
+
+    @property
+    def asynchronous(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+_PIECES: dict[tuple[Kind, str], Piece] = {}
+
+
+def register(piece: Piece) -> Piece:
+    """Add *piece* to the registry of its kind.
+
+    Raises:
+        PluginError: another function already has the name.
+    """
+    held = _PIECES.get((piece.kind, piece.name))
+    if held is not None and _origin(held) != _origin(piece):
+        raise PluginError(
+            f"{piece.kind} {piece.name!r} is claimed by {_origin(held)} and by {_origin(piece)}; rename one"
+        )
+    _PIECES[piece.kind, piece.name] = piece
+    return piece
+
+
+def _origin(piece: Piece) -> str:
+    return f"{piece.function.__module__}:{piece.function.__qualname__}"
+
+
+def find(kind: Kind, name: str) -> Piece:
+    """The registered piece called *name*.
+
+    Raises:
+        UnknownNameError: there is none; the nearest name is shown.
+    """
+    if (kind, name) not in _PIECES:
+        raise UnknownNameError.of(kind, name, pieces(kind), hint="`quintain list algorithms` shows all")
+    return _PIECES[kind, name]
+
+
+def pieces(kind: Kind) -> tuple[str, ...]:
+    """Names registered so far for *kind*, sorted."""
+    return tuple(sorted(name for held, name in _PIECES if held == kind))
+
+
+def _decorator(
+    kind: Kind,
+    function: Callable[..., Any] | None,
+    name: str,
+    level: Level,
+    reads: Sequence[str],
+    idle: bool = False,
+) -> Any:
+    def wrap(function: Callable[..., Any]) -> Piece:
+        title = name or function.__name__.strip("_")
+        piece = Piece(kind=kind, name=title, function=function, level=level, reads=frozenset(reads), idle=idle)
+        object.__setattr__(piece, "__doc__", function.__doc__)
+        return register(piece)
+
+    return wrap if function is None else wrap(function)
+
+
+Wrap = Callable[[Callable[..., Any]], Piece]
+
+
+@overload
+def advantage(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def advantage(*, name: str = ..., reads: Sequence[str] = ...) -> Wrap: ...
+def advantage(function: Callable[..., Any] | None = None, /, *, name: str = "", reads: Sequence[str] = ()) -> Any:
+    """``f(step: Step, ...)`` to one value per sample (a sequence of floats) or per token (a tensor [N]). Sees all
+    groups.
+    """
+    return _decorator("advantage", function, name, "sequence", reads)
+
+
+@overload
+def per_group(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def per_group(*, name: str = ...) -> Wrap: ...
+def per_group(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
+    """Sugar for an advantage: ``f(rewards: Sequence[float], ...)`` of one group to as many values."""
+
+    def wrap(function: Callable[..., Any]) -> Piece:
+        @functools.wraps(function)
+        def over_groups(step: Any, **args: Any) -> list[float]:
+            values = [0.0] * len(step.rewards)
+            for members in step.groups:
+                found = function([step.rewards[i] for i in members], **args)
+                for i, value in zip(members, found, strict=True):
+                    values[i] = float(value)
+            return values
+
+        return advantage(over_groups) if not name else advantage(name=name)(over_groups)
+
+    return wrap if function is None else wrap(function)
+
+
+@overload
+def objective(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def objective(*, name: str = ..., level: Level = ..., reads: Sequence[str] = ..., idle: bool = ...) -> Wrap: ...
+def objective(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    level: Level = "token",
+    reads: Sequence[str] = ("ratio",),
+    idle: bool = False,
+) -> Any:
+    """``f(t: Terms, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
+    *level* says.
+
+    Never reduced: weights come from the aggregation. *idle* promises terms and gradients of exactly 0 where the
+        advantage is 0. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics.
+    """
+    return _decorator("objective", function, name, level, reads, idle)
+
+
+@overload
+def correction(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def correction(*, name: str = ..., level: Level = ..., reads: Sequence[str] = ...) -> Wrap: ...
+def correction(
+    function: Callable[..., Any] | None = None, /, *, name: str = "", level: Level = "token", reads: Sequence[str] = ()
+) -> Any:
+    """``f(t: Terms, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu; 0 masks. No
+    gradient flows.
+    """
+    return _decorator("correction", function, name, level, reads)
+
+
+@overload
+def aggregation(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def aggregation(*, name: str = ...) -> Wrap: ...
+def aggregation(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
+    """``f(batch: Batch, ...)`` to the weight of one token of each sample. A term weighs what its tokens weigh
+    together.
+    """
+    return _decorator("aggregation", function, name, "sequence", ())
+
+
+@overload
+def admission(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def admission(*, name: str = ...) -> Wrap: ...
+def admission(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
+    """``f(candidate: Candidate, ...)`` to the reason why a whole group is refused, ``""`` where it is admitted."""
+    return _decorator("admission", function, name, "group", ())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A complete group as admission sees it: valid members only.
+
+    Attributes:
+        verdicts: reward without shaping, per valid member.
+        totals: verdict plus shaping, per valid member.
+        requested: members asked for, failed ones included.
+    """
+
+    verdicts: tuple[float, ...]
+    totals: tuple[float, ...]
+    requested: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KL:
+    """Penalty for leaving ref, in nats per token, with d = log theta - log ref (Schulman's estimators).
+
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. On-policy, as a loss: k1 has no gradient in expectation (refused), k2
+    has the gradient of KL(theta || ref), k3 that of the forward KL(ref || theta) (warned about). With ``score_factor``
+    the term is multiplied by exp(log theta - stopgrad log theta), which gives KL(theta || ref) at each prefix for all
+    three. In the reward the sum over a sample's tokens is subtracted before baselines.
+
+    Attributes:
+        where: ``none``, ``reward`` or ``loss``.
+        estimator: ``k1``, ``k2`` or ``k3``.
+        coefficient: 0 switches it off; no reference model is kept then.
+        score_factor: only in the loss.
+    """
+
+    where: Literal["none", "reward", "loss"] = "none"
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    coefficient: float = 0.0
+    score_factor: bool = False
+
+    def __post_init__(self) -> None:
+        if self.where not in ("none", "reward", "loss") or self.estimator not in ("k1", "k2", "k3"):
+            raise UsageError(
+                f"kl is {self.estimator!r} in {self.where!r}; expected k1, k2 or k3 in none, reward or loss"
+            )
+        if not 0 <= self.coefficient < float("inf"):
+            raise UsageError(f"kl.coefficient is {self.coefficient}; expected a finite number that is not negative")
+        if self.active and self.where == "loss" and self.estimator == "k1" and not self.score_factor:
+            raise UsageError(
+                "k1 in the loss has zero gradient in expectation; use k2 in the loss, k1 in the reward, "
+                "or score_factor = true"
+            )
+
+    @property
+    def active(self) -> bool:
+        return self.where != "none" and self.coefficient > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One method: five pieces, a KL term and the settings they depend on. `but` makes variants.
+
+    Attributes:
+        name: as users type it.
+        summary: one line for lists.
+        source: paper and equation.
+        advantage, objective, correction, aggregation, admission: the pieces.
+        anchor: the policy below the ratio theta / anchor: ``prox`` (the learner when the batch was taken up) or ``mu``
+            (the sampler).
+        kl: penalty for leaving ref.
+        epochs: passes over a batch.
+        minibatches: optimizer steps per pass, each on whole groups.
+        sampling: what the method expects of sampling, for instance ``{"group": 8, "temperature": 1.0}``.
+    """
+
+    name: str
+    summary: str
+    source: str
+    advantage: Piece
+    objective: Piece
+    correction: Piece
+    aggregation: Piece
+    admission: Piece
+    anchor: Anchor = "prox"
+    kl: KL = KL()
+    epochs: int = 1
+    minibatches: int = 1
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for kind in KINDS:
+            piece = getattr(self, kind)
+            if not isinstance(piece, Piece) or piece.kind != kind:
+                raise UsageError(
+                    f"algorithm {self.name!r}: {kind} is {piece!r}; expected a function decorated with @{kind}"
+                )
+        if self.epochs < 1 or self.minibatches < 1:
+            raise UsageError(
+                f"algorithm {self.name!r}: epochs {self.epochs}, minibatches {self.minibatches}; both start at 1"
+            )
+        if self.anchor not in ("mu", "prox"):
+            raise UsageError(f"algorithm {self.name!r}: anchor is {self.anchor!r}; expected mu or prox")
+        self._refuse_bad_pairs()
+
+    def _refuse_bad_pairs(self) -> None:
+        corrected = self.correction.name != "none"
+        if corrected and self.anchor == "mu" and "ratio" in self.objective.reads:
+            raise UsageError(
+                f"algorithm {self.name!r}: a ratio to mu already holds the mismatch prox / mu that {self.correction!r} "
+                "repairs; set anchor = 'prox' or correction = 'none'"
+            )
+        if corrected and self.objective.level != "token" and self.correction.level == "token":
+            raise UsageError(
+                f"algorithm {self.name!r}: {self.correction!r} weighs tokens but {self.objective!r} has one term per "
+                f"{self.objective.level}; use a correction of level 'sequence' or none"
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        """What a careful reader should know about this combination; shown once at the start of a run."""
+        notes = []
+        if self.kl.active and self.kl.where == "loss" and self.kl.estimator == "k3" and not self.kl.score_factor:
+            notes.append("k3 in the loss follows the gradient of the forward KL(ref || theta), not of KL(theta || ref)")
+        if self.epochs * self.minibatches > 1 and "ratio" not in self.objective.reads:
+            notes.append(
+                f"{self.objective!r} has no ratio, so all but the first of several updates per batch are off-policy"
+            )
+        return tuple(notes)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer steps per batch."""
+        return self.epochs * self.minibatches
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Statistics that some piece asks for."""
+        asked: frozenset[str] = frozenset().union(*(getattr(self, kind).reads for kind in KINDS))
+        return asked - {"ratio"}
+
+    def but(self, **changes: Any) -> Row:
+        """A variant. A piece is given as itself, by name, or as ``{"use": name, **args}`` (without ``use``: arguments
+        of the present one).
+
+        Raises:
+            UsageError: an unknown setting, piece or argument, or a pair that does not combine.
+        """
+        known = {f.name for f in dataclasses.fields(self)}
+        for key in changes:
+            if key not in known:
+                raise UsageError(f"an algorithm has no setting {key!r}{did_you_mean(key, known)}")
+        return dataclasses.replace(self, **{key: self._resolve(key, value) for key, value in changes.items()})
+
+    def _resolve(self, key: str, value: Any) -> Any:
+        if key == "kl" and isinstance(value, Mapping):
+            return _kl_of(self.kl, value)
+        kind = next((k for k in KINDS if k == key), None)
+        if kind is None or isinstance(value, Piece):
+            return value
+        if isinstance(value, str):
+            return find(kind, value)
+        args = dict(value)
+        base = find(kind, args.pop("use")) if "use" in args else getattr(self, kind)
+        return base.using(**args)
+
+
+def _kl_of(base: KL, changes: Mapping[str, Any]) -> KL:
+    known = {f.name for f in dataclasses.fields(KL)}
+    for key in changes:
+        if key not in known:
+            raise UsageError(f"kl has no setting {key!r}{did_you_mean(key, known)}")
+    return dataclasses.replace(base, **changes)

@@ -1,0 +1,99 @@
+"""The command line: a table of commands, each imported when it is run, and one policy for errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+import click
+
+from .. import __version__
+from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
+
+COMMANDS = {
+    "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
+    "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
+    "start": ("quintain.cli.start:start", "Grow the small default model on an environment's demonstrations."),
+    "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
+    "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),
+    "list": ("quintain.cli.listing:list_", "List what is installed, importing none of it."),
+    "info": ("quintain.cli.info:info", "Show a component's configuration, services and documentation."),
+    "doctor": ("quintain.cli.doctor:doctor", "Import every component, time it, and report what is broken."),
+}
+"""Name to where the command is and what ``--help`` says of it; a row imports nothing."""
+
+INTERRUPTED = 130
+
+
+class Commands(click.Group):
+    """The commands of the table, then those of plugins (group ``quintain.commands``)."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*COMMANDS, *(name for name in _plugin_commands() if name not in COMMANDS)]
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in COMMANDS:
+            module, _, attribute = COMMANDS[name][0].partition(":")
+            command: click.Command = getattr(import_module(module), attribute)
+            return command
+        from ..plugins.registry import load
+
+        try:
+            loaded = load("command", name)
+        except UnknownNameError as e:
+            raise UnknownNameError.of("command", name, self.list_commands(ctx), "`quintain --help` shows all") from e
+        if not isinstance(loaded, click.Command):
+            raise PluginError(f"command {name!r} is a {type(loaded).__name__}; expected a click command")
+        return loaded
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """From the table; click would import every command for its first line."""
+        plugins = {name: (about,) for name, about in _plugin_commands().items() if name not in COMMANDS}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row[-1]) for name, row in {**COMMANDS, **plugins}.items()])
+
+
+def _plugin_commands() -> dict[str, str]:
+    from ..plugins.registry import current
+
+    return {c.name: f"From {c.distribution} {c.version}." for c in current().components("command")}
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="quintain", message="%(prog)s %(version)s")
+def root() -> None:
+    """Reinforcement learning for language models, with plugins."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status.
+
+    0 is success, 1 a failure, 2 something to mend in what was typed or written (no traceback), 130 Ctrl-C. With
+    ``--json`` among the arguments an error, too, is one JSON object on standard output.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = "--json" in words
+    try:
+        status: Any = root.main(args=words, prog_name="quintain", standalone_mode=False)
+    except click.ClickException as e:
+        return _fail(e.format_message(), type(e).__name__, e.exit_code, as_json, click_error=e)
+    except UsageError as e:
+        return _fail(str(e), type(e).__name__, 2, as_json)
+    except QuintainError as e:
+        return _fail(str(e), type(e).__name__, 1, as_json)
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, kind: str, status: int, as_json: bool, click_error: click.ClickException | None = None) -> int:
+    if as_json:
+        click.echo(json.dumps({"error": {"type": kind, "message": message}}))
+    elif click_error is not None:
+        click_error.show()  # with the usage line
+    else:
+        click.echo(f"error: {message}", err=True)
+    return status

@@ -1,0 +1,86 @@
+"""``quintain doctor``: import everything, time it, and compare manifests with what is installed."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from ..errors import UnknownNameError
+from ..plugins.check import Finding, examine
+from ..plugins.discovery import Component, normalise
+from ..plugins.registry import current
+
+COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
+LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "aiohttp", "peft")
+
+
+@click.command("doctor")
+@click.argument("distributions", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option(
+    "--timeout", default=180.0, show_default=True, help="Seconds that the components of one distribution may take."
+)
+def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int:
+    """Import every component, or those of DISTRIBUTIONS, time it, and report what is broken.
+
+    Each distribution is imported in a process of its own, so one that crashes or hangs is a row like any other. The
+    exit status is 1 where something is broken; a component whose optional extra is not installed is not.
+    """
+    findings = examine(chosen(distributions), timeout=timeout)
+    broken = [f for f in findings if f.status == "error"]
+    if as_json:
+        report = {"ok": not broken, "versions": versions(), "components": [asdict(f) for f in findings]}
+        click.echo(json.dumps(report, indent=2))
+    else:
+        print_findings(findings)
+        click.echo(f"{len(findings) - len(broken)} of {len(findings)} components are fine")
+    return 1 if broken else 0
+
+
+def chosen(distributions: tuple[str, ...]) -> list[Component]:
+    """The components of *distributions*, or all.
+
+    Raises:
+        UnknownNameError: one of them is not installed, or has no components.
+    """
+    known = current().components()
+    names = {c.distribution for c in known}
+    for wanted in distributions:
+        if normalise(wanted) not in names:
+            raise UnknownNameError.of("distribution with components", wanted, names)
+    return [c for c in known if not distributions or c.distribution in {normalise(d) for d in distributions}]
+
+
+def versions() -> dict[str, str]:
+    """Python and the libraries that extras bring; empty where one is not installed."""
+    found = {"python": platform.python_version()}
+    for library in LIBRARIES:
+        try:
+            found[library] = version(library)
+        except PackageNotFoundError:
+            found[library] = ""
+    return found
+
+
+def print_findings(findings: list[Finding]) -> None:
+    """For people."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    console.print(Text(", ".join(f"{k} {v or 'not installed'}" for k, v in versions().items()), style="dim"))
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("kind", "component", "seconds", "status"):
+        table.add_column(title, no_wrap=True, justify="right" if title == "seconds" else "left")
+    for f in findings:
+        status = Text(f.status, style=COLOURS[f.status])
+        table.add_row(f.kind, Text(f.id, style="cyan"), f"{f.seconds:.2f}", status)
+    console.print(table)
+    for f in findings:
+        if f.message:
+            console.print(Text(f"{f.status}: {f.message}", style=COLOURS[f.status]))

@@ -1,0 +1,102 @@
+"""``quintain list``: every component, from metadata and manifests alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+import click
+
+from ..errors import PluginError
+from ..plugins.discovery import Component, kind_of
+from ..plugins.manifest import Entry, Manifest
+from ..plugins.registry import Registry, current
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One component as a listing shows it. *error* is empty where nothing is known to be wrong."""
+
+    kind: str
+    name: str
+    id: str
+    distribution: str
+    version: str
+    origin: str
+    summary: str = ""
+    tags: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    licence: str = ""
+    error: str = ""
+
+
+def line_of(component: Component, registry: Registry) -> Line:
+    """What can be said of *component* without importing it; what is broken becomes its `error`."""
+    manifest, entry, error = Manifest(api=0), None, ""
+    try:
+        manifest = registry.manifest(component) or manifest
+        entry = manifest.entry(component)
+    except PluginError as e:
+        error = str(e)
+    entry = entry or Entry(kind=component.kind, name=component.name, summary="")
+    rivals = registry.clashes(component)
+    if rivals and not error:
+        error = f"{', '.join(c.distribution for c in rivals)} uses the same name; write {component.id!r}"
+    return Line(
+        kind=component.kind,
+        name=component.name,
+        id=component.id,
+        distribution=component.distribution,
+        version=component.version,
+        origin=component.origin,
+        summary=entry.summary,
+        tags=(*manifest.tags, *entry.tags),
+        needs=entry.needs,
+        licence=manifest.licence,
+        error=error,
+    )
+
+
+@click.command("list")
+@click.argument("kind", required=False)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--all", "everything", is_flag=True, help="Also the single pieces of algorithms.")
+def list_(kind: str | None, as_json: bool, everything: bool) -> None:
+    """List what is installed: all of it, or one KIND (environments, rewards, algorithms, engines, services ...).
+
+    Reads metadata and manifests and imports no plugin, so a plugin that fails when imported shows only in `quintain
+    doctor`.
+    """
+    registry = current()
+    known = registry.components(kind_of(kind) if kind else None)
+    shown = [c for c in known if everything or not c.piece]
+    lines = [line_of(c, registry) for c in shown]
+    if as_json:
+        click.echo(json.dumps({"components": [asdict(line) for line in lines]}, indent=2))
+        return
+    if lines:
+        print_table(lines)
+    else:
+        click.echo("nothing installed" + (f" of the kind {kind!r}" if kind else ""))
+    if len(shown) < len(known):
+        click.echo(f"{len(known) - len(shown)} pieces of algorithms are not shown: --all shows them")
+
+
+def print_table(lines: list[Line]) -> None:
+    """A table for people; what is broken says so in place of its summary."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("kind", "name", "from", "what it is"):
+        table.add_column(title, overflow="fold", no_wrap=title == "kind")
+    for line in lines:
+        about = line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else "")
+        text = Text(f"error: {line.error}", style="red") if line.error else Text(about)
+        origin = Text(f"{line.distribution} {line.version}", style="dim")
+        table.add_row(line.kind, Text(line.name, style="cyan"), origin, text)
+    console.print(table)

@@ -1,0 +1,1 @@
+"""Components and hooks: found from metadata, imported on first use, isolated from one another."""

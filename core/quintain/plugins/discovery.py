@@ -1,0 +1,142 @@
+"""Which components are installed: read from entry-point metadata alone, importing nothing.
+
+One entry-point group per kind. A component's id is its *name*, or ``distribution/name`` where two distributions use one
+name.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from typing import Literal
+
+from ..errors import UnknownNameError
+
+CORE = "quintain"
+
+GROUPS = {
+    "environment": "quintain.environments",
+    "reward": "quintain.rewards",
+    "algorithm": "quintain.algorithms",
+    "engine": "quintain.engines",
+    "service": "quintain.services",
+    "format": "quintain.formats",
+    "command": "quintain.commands",
+    "hooks": "quintain.plugins",
+}
+"""Kind of component to entry-point group, in the order `quintain list` shows them."""
+
+KINDS = {group: kind for kind, group in GROUPS.items()}
+
+PIECES = ("advantage", "objective", "correction", "aggregation", "admission")
+"""Prefixes of the names of algorithm pieces: ``objective.cispo`` is a piece, ``grpo`` a row."""
+
+Origin = Literal["built-in", "installed", "editable", "local"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Component:
+    """Where a component is to be found; nothing of it has been imported.
+
+    Attributes:
+        kind: a key of `GROUPS`.
+        name: as its distribution declares it.
+        target: ``"module:attribute"``, or ``"module"``.
+        distribution: normalised name of the distribution, with its *version*.
+        origin: core's own, installed, installed as editable, or registered in this process.
+    """
+
+    kind: str
+    name: str
+    target: str
+    distribution: str = ""
+    version: str = ""
+    origin: Origin = "installed"
+
+    @property
+    def id(self) -> str:
+        """``distribution/name``: never ambiguous."""
+        return f"{self.distribution}/{self.name}"
+
+    @property
+    def module(self) -> str:
+        """The module that `target` names."""
+        return self.target.partition(":")[0].strip()
+
+    @property
+    def piece(self) -> bool:
+        """Whether it is one piece of an algorithm, not a whole row."""
+        return self.kind == "algorithm" and self.name.partition(".")[0] in PIECES and "." in self.name
+
+    def __str__(self) -> str:
+        owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""
+        return f"{self.kind} {self.name!r}{owner}"
+
+
+def kind_of(text: str) -> str:
+    """The kind that *text* names, singular or plural.
+
+    Raises:
+        UnknownNameError: no such kind.
+    """
+    kind = text.strip().lower()
+    for known in GROUPS:
+        if kind in (known, f"{known}s", GROUPS[known]):
+            return known
+    raise UnknownNameError.of("kind", text, [*GROUPS, *(f"{k}s" for k in GROUPS)], f"Kinds: {', '.join(GROUPS)}")
+
+
+def discover() -> list[Component]:
+    """Every installed component, by kind and name.
+
+    Distributions are de-duplicated by name, the first on `sys.path` winning, as `importlib.metadata.entry_points` does;
+    a stale copy further down is not seen.
+    """
+    seen: set[str] = set()
+    found: list[Component] = []
+    for dist in distributions():
+        name, version = _name_and_version(dist)
+        if not name or name in seen:
+            continue
+        seen.add(name)
+        found.extend(_components_of(dist, name, version))
+    order = list(GROUPS)
+    return sorted(found, key=lambda c: (order.index(c.kind), c.name, c.distribution))
+
+
+def normalise(name: str) -> str:
+    """A distribution's name as PEP 503 compares them."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _name_and_version(dist: Distribution) -> tuple[str, str]:
+    # `dist.metadata` runs the e-mail parser over the whole README: 200 ms for 187 distributions, 14 ms this way.
+    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+    headers: dict[str, str] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key in ("Name", "Version"):
+            headers[key] = value.strip()
+    return normalise(headers.get("Name", "")), headers.get("Version", "")
+
+
+def _components_of(dist: Distribution, name: str, version: str) -> Iterator[Component]:
+    found = [e for e in dist.entry_points if e.group in KINDS]
+    origin = _origin(dist, name) if found else "installed"
+    for e in found:
+        target = e.value.partition("[")[0].strip()
+        yield Component(
+            kind=KINDS[e.group], name=e.name, target=target, distribution=name, version=version, origin=origin
+        )
+
+
+def _origin(dist: Distribution, name: str) -> Origin:
+    if name == CORE:
+        return "built-in"
+    record = dist.read_text("direct_url.json")
+    if record and json.loads(record).get("dir_info", {}).get("editable"):
+        return "editable"
+    return "installed"

@@ -1,0 +1,238 @@
+"""Names to components: what is installed, loaded on first use; one bad plugin fails only those who ask for it.
+
+Names are ``name``, ``distribution/name`` (never ambiguous) or, for scripts and notebooks, ``module:Attribute`` or
+``path/to/file.py:Attribute``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ..errors import PluginError, UnknownNameError
+from .discovery import GROUPS, Component, discover, normalise
+from .manifest import Entry, Manifest, read
+
+
+class Registry:
+    """Components by kind and name.
+
+    Args:
+        components: those it knows; by default whatever is installed, found when first asked.
+    """
+
+    def __init__(self, components: Iterable[Component] | None = None) -> None:
+        self._given = None if components is None else tuple(components)
+        self._added: list[Component] = []
+        self._loaded: dict[Component, Any] = {}
+        self._manifests: dict[str, Manifest | None] = {}
+
+    @cached_property
+    def _found(self) -> tuple[Component, ...]:
+        return tuple(discover()) if self._given is None else self._given
+
+    def components(self, kind: str | None = None) -> list[Component]:
+        """What is known, of one *kind* or all, by kind and name."""
+        order = list(GROUPS)
+        chosen = [c for c in (*self._found, *self._added) if kind in (None, c.kind)]
+        return sorted(chosen, key=lambda c: (order.index(c.kind), c.name, c.distribution))
+
+    def add(self, kind: str, name: str, component: Any) -> Component:
+        """Register an object of this process, for tests and notebooks; it hides an installed one of the same name."""
+        module, attribute = type(component).__module__, getattr(component, "__name__", name)
+        entry = Component(kind=kind, name=name, target=f"{module}:{attribute}", distribution="local", origin="local")
+        self._added = [c for c in self._added if (c.kind, c.name) != (kind, name)] + [entry]
+        self._loaded[entry] = component
+        return entry
+
+    def find(self, kind: str, name: str) -> Component:
+        """The component that *name* means.
+
+        Raises:
+            UnknownNameError: none does; the nearest known is shown.
+            PluginError: several distributions use the bare name.
+        """
+        if ":" in name:
+            file = name.partition(":")[0]
+            if file.endswith(".py") and not Path(file).expanduser().is_file():
+                raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}")
+            return Component(kind=kind, name=name, target=name, origin="local")
+        matches = self.matching(name, kind)
+        if not matches:
+            known = [c.id if "/" in name else c.name for c in self.components(kind)]
+            raise UnknownNameError.of(kind, name, known, f"`quintain list {kind}` shows all")
+        if len(matches) > 1:
+            owners = " and ".join(f"{c.distribution} {c.version}".strip() for c in matches)
+            ids = " or ".join(repr(c.id) for c in matches)
+            raise PluginError(f"{kind} {name!r} is claimed by {owners}; say which: {ids}")
+        return matches[0]
+
+    def matching(self, name: str, kind: str | None = None) -> list[Component]:
+        """Every component that ``name`` or ``distribution/name`` can mean."""
+        owner, slash, bare = name.rpartition("/")
+        known = [c for c in self.components(kind) if c.name == bare]
+        if slash:
+            return [c for c in known if c.distribution == normalise(owner)]
+        return [c for c in known if c.origin == "local"] or known
+
+    def load(self, kind: str, name: str) -> Any:
+        """The component itself, imported the first time it is asked for.
+
+        Raises:
+            UnknownNameError: nothing has that name.
+            PluginError: it cannot be imported (the original exception is chained), or the name is claimed twice.
+        """
+        return self.resolve(self.find(kind, name))
+
+    def resolve(self, component: Component) -> Any:
+        """Import what *component* points at; see `load`."""
+        if component not in self._loaded:
+            self._loaded[component] = _import(component, self._fix)
+        return self._loaded[component]
+
+    def manifest(self, component: Component) -> Manifest | None:
+        """The manifest of the component's distribution, read without importing it; ``None`` where it ships none.
+
+        Raises:
+            PluginError: its module cannot be found, or the manifest is faulty.
+        """
+        if component.origin == "local":
+            return None
+        top = component.module.partition(".")[0]
+        if top not in self._manifests:
+            self._manifests[top] = read(top)
+        return self._manifests[top]
+
+    def entry(self, component: Component) -> Entry | None:
+        """What the manifest says of *component*; raises as `manifest`."""
+        manifest = self.manifest(component)
+        return manifest.entry(component) if manifest else None
+
+    def clashes(self, component: Component) -> list[Component]:
+        """Other distributions' components of the same kind and name."""
+        return [
+            c
+            for c in self.components(component.kind)
+            if c.name == component.name and c.distribution != component.distribution and c.origin != "local"
+        ]
+
+    def _fix(self, component: Component, error: BaseException) -> str:
+        """The next thing to type after *component* failed with *error*."""
+        if component.origin == "local":
+            return (
+                "check the spelling of module:Attribute, and that the folder is the working directory or on PYTHONPATH"
+            )
+        if isinstance(error, ModuleNotFoundError) and not _own(error, component):
+            return f"pip install {_requirement(component, self._extra(component))!r}"
+        again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
+        return f"{again} {component.distribution} with pip, or uninstall it; `quintain doctor` checks all"
+
+    def _extra(self, component: Component) -> str:
+        try:
+            entry = self.entry(component)
+        except PluginError:
+            return ""  # the import error is the news here; `quintain list` shows the manifest's faults
+        return entry.extra if entry else ""
+
+
+def lacks_library(error: PluginError, component: Component) -> bool:
+    """Whether *component* failed to load because something outside its own package is not installed."""
+    cause = error.__cause__
+    return isinstance(cause, ModuleNotFoundError) and not _own(cause, component)
+
+
+def _own(error: ModuleNotFoundError, component: Component) -> bool:
+    return (error.name or "").partition(".")[0] == component.module.partition(".")[0]
+
+
+def _requirement(component: Component, extra: str) -> str:
+    return f"{component.distribution}[{extra}]" if extra else component.distribution
+
+
+def _import(component: Component, fix: Any) -> Any:
+    module, _, attributes = component.target.partition(":")
+    try:
+        with _working_directory_importable(component.origin == "local"):
+            value: Any = _module_of_file(module) if module.endswith(".py") else importlib.import_module(module.strip())
+        for attribute in filter(None, attributes.strip().split(".")):
+            value = getattr(value, attribute)
+    except (Exception, SystemExit) as e:
+        raise PluginError(
+            f"{component} cannot be loaded from {component.target!r}: {type(e).__name__}: {e}. Fix: {fix(component, e)}"
+        ) from e
+    return value
+
+
+def _module_of_file(name: str) -> Any:
+    path = Path(name).expanduser().resolve()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {name!r}")
+    # Under its own name where that is free, so that what it defines can be found again by it.
+    title = path.stem if path.stem not in sys.modules else f"quintain_file_{path.stem}"
+    held = sys.modules.get(title)
+    if held is not None and getattr(held, "__file__", None) == str(path):
+        return held
+    spec = importlib.util.spec_from_file_location(title, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{name!r} is no Python file")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # for the modules beside it
+    module = sys.modules[title] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[title]
+        raise
+    return module
+
+
+@contextmanager
+def _working_directory_importable(wanted: bool) -> Iterator[None]:
+    # A console script does not have it on the path as `python` does. Last, so that it shadows nothing installed.
+    here = str(Path.cwd())
+    if not wanted or here in sys.path:
+        yield
+        return
+    sys.path.append(here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+_current = Registry()
+
+
+def current() -> Registry:
+    """The registry that names are looked up in."""
+    return _current
+
+
+def load(kind: str, name: str) -> Any:
+    """Load from the current registry; see `Registry.load`."""
+    return _current.load(kind, name)
+
+
+@contextmanager
+def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
+    """Inside the block only *components* are installed, and those of the distributions in *keep*.
+
+    The registry is given, so that objects can be added to it::
+
+        with isolated(keep=["quintain"]) as plugins:
+            plugins.add("environment", "mine", Mine)
+    """
+    global _current
+    before = _current
+    kept = [c for c in before.components() if c.distribution in {normalise(k) for k in keep}] if keep else []
+    _current = Registry([*components, *kept])
+    try:
+        yield _current
+    finally:
+        _current = before

@@ -1,0 +1,150 @@
+"""Whole-number arithmetic, worked out in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from quintain.environment import Demonstration, Environment, control
+from quintain.errors import UsageError
+from quintain.reward import reward
+from quintain.rollout import Rollout, Score
+from quintain.task import Message, Task
+
+from .final import MARK, final_answer
+from .splits import problems
+
+OPERATIONS = "+-*"
+REQUEST = f"Work it out, then end with {MARK} and the result."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem(Task):
+    """``a operation b``; its level is the number of digits of the longer operand."""
+
+    a: int
+    b: int
+    operation: str
+
+
+@reward(range=(0, 1))
+def right_number(rollout: Rollout[Task, Any]) -> Score:
+    """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other ``####``."""
+    said = final_answer(rollout.reply)
+    if said is None:
+        return Score(value=0.0, reason=f"expected one {MARK!r}")
+    if said == str(rollout.task.answer):
+        return Score(value=1.0)
+    return Score(value=0.0, reason=f"{said[:40]!r} is not {rollout.task.answer}")
+
+
+class Arithmetic(Environment[Problem, None]):
+    """Sums, differences and products by level, with worked steps; nothing to download.
+
+    Attributes:
+        operations: any of ``+``, ``-`` and ``*``; differences are never negative, products are by one digit.
+        levels: numbers of digits of the operands; each task draws one.
+        size: tasks in ``dev`` and in ``test`` (fewer where the levels have fewer distinct problems); ``train`` is endless.
+        seed: of the problems drawn. Which split a problem belongs to does not depend on it.
+    """
+
+    reward = right_number
+
+    operations: str = "+"
+    levels: tuple[int, ...] = (2, 3, 4)
+    size: int = 200
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.operations or set(self.operations) - set(OPERATIONS):
+            raise UsageError(f"arithmetic: operations is {self.operations!r}; expected some of {OPERATIONS!r}")
+        if not self.levels or not all(1 <= n <= 100 for n in self.levels):
+            raise UsageError(f"arithmetic: levels is {self.levels!r}; expected numbers of digits, 1 to 100")
+        if self.size < 1:
+            raise UsageError(f"arithmetic: size is {self.size}; expected at least 1")
+
+    def tasks(self, split: str) -> Iterable[Problem]:
+        for a, operation, b in problems(self._draw, _same, split=split, size=self.size, seed=self.seed):
+            yield Problem(
+                prompt=f"{a}{operation}{b}=?\n{REQUEST}",
+                answer=str(_result(a, operation, b)),
+                level=len(str(a)),
+                a=a,
+                b=b,
+                operation=operation,
+            )
+
+    def _draw(self, rng: Random) -> tuple[int, str, int]:
+        operation, level = rng.choice(self.operations), rng.choice(self.levels)
+        a, b = _number(rng, level), _number(rng, 1 if operation == "*" else level)
+        return (max(a, b), operation, min(a, b)) if operation == "-" else (a, operation, b)
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            yield Demonstration(prompt=task.prompt, reply=worked(task))
+
+    @control(scores="max")
+    def oracle(self, task: Problem, messages: Sequence[Message]) -> str:
+        """The worked answer."""
+        return worked(task)
+
+    @control(scores="min")
+    def echo(self, task: Problem, messages: Sequence[Message]) -> str:
+        """Repeat the question, which holds the marker."""
+        return str(task.prompt)
+
+    @control(scores="min")
+    def every_number(self, task: Problem, messages: Sequence[Message]) -> str:
+        """Answer every number there could be, each on a line of its own."""
+        around = range(int(task.answer) - 5, int(task.answer) + 6)
+        return "\n".join(f"{MARK} {n}" for n in around)
+
+    @control(scores="min")
+    def one_list(self, task: Problem, messages: Sequence[Message]) -> str:
+        """Answer a list of numbers behind one marker."""
+        return f"{MARK} {task.answer} or {int(task.answer) + 1}"
+
+
+def _number(rng: Random, digits: int) -> int:
+    return rng.randint(10 ** (digits - 1) if digits > 1 else 0, 10**digits - 1)
+
+
+def _same(problem: tuple[int, str, int]) -> tuple[int, str, int]:
+    """Both orders of a sum or product are one problem, so that a mirrored training task never gives a test task away."""
+    a, operation, b = problem
+    return problem if operation == "-" else (max(a, b), operation, min(a, b))
+
+
+def _result(a: int, operation: str, b: int) -> int:
+    return {"+": a + b, "-": a - b, "*": a * b}[operation]
+
+
+def worked(task: Problem) -> str:
+    """The columns from the right, one a line, then the marked result.
+
+    >>> print(worked(Problem(prompt="", answer="132", a=47, b=85, operation="+")))
+    7+5=12
+    4+8+1=13
+    #### 132
+    """
+    lines, carry = [], 0
+    xs, ys = str(task.a)[::-1], str(task.b)[::-1]
+    for i, digit in enumerate(xs):
+        x = int(digit)
+        y = int(ys[0]) if task.operation == "*" else int(ys[i]) if i < len(ys) else 0
+        line, carry = _column(x, task.operation, y, carry)
+        lines.append(line)
+    return "\n".join([*lines, f"{MARK} {task.answer}"])
+
+
+def _column(x: int, operation: str, y: int, carry: int) -> tuple[str, int]:
+    """One column and what it hands on: the carry, or for a difference the ten that was borrowed."""
+    tail = {"-": f"-{carry}"}.get(operation, f"+{carry}") if carry else ""
+    if operation != "-":
+        total = _result(x, operation, y) + carry
+        return f"{x}{operation}{y}{tail}={total}", total // 10
+    borrowed = x - y - carry < 0
+    x += 10 * borrowed
+    return f"{x}-{y}{tail}={x - y - carry}", int(borrowed)

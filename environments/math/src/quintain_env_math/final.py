@@ -1,0 +1,14 @@
+"""The answer format that arithmetic and countdown share: the last line is ``####`` and the answer, nothing after it."""
+
+from __future__ import annotations
+
+MARK = "####"
+
+
+def final_answer(reply: str) -> str | None:
+    """What stands after the one ``####`` of *reply*; ``None`` where there is none, or more than one.
+
+    A second marker is refused, or listing many answers would pay.
+    """
+    parts = reply.split(MARK)
+    return parts[1].strip() if len(parts) == 2 else None

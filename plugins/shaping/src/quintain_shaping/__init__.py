@@ -1,0 +1,7 @@
+"""Rewards on the form of a reply, to add to what a verdict says."""
+
+from __future__ import annotations
+
+from .format import format_tags
+
+__all__ = ["format_tags"]

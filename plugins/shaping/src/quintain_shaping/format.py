@@ -1,0 +1,35 @@
+"""Rewards on format."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from quintain.reward import reward
+from quintain.rollout import Rollout, Score
+
+_TAG = re.compile(r"</?(?:think|answer)>")
+_TEMPLATE = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def keeps_template(text: str) -> bool:
+    """Whether *text* is ``<think>...</think> <answer>...</answer>``: each tag once, in order, only white space around.
+
+    The template of R1-Zero (DeepSeek-AI 2025, arXiv:2501.12948, table 1).
+    """
+    tags = list(_TAG.finditer(text))
+    if tuple(t.group() for t in tags) != _TEMPLATE:
+        return False
+    outside = text[: tags[0].start()] + text[tags[1].end() : tags[2].start()] + text[tags[3].end() :]
+    return not outside.strip()
+
+
+@reward(range=(0, 1))
+def format_tags(rollout: Rollout[Any, Any]) -> Score:
+    """1 where the last turn keeps the think/answer template, else 0.
+
+    Reads the text as sampled, before reasoning was split off.
+    """
+    said = next((t.text for t in reversed(rollout.turns) if not t.seat), "")
+    good = keeps_template(said)
+    return Score(value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else")

@@ -1,0 +1,342 @@
+"""Binding: a signature is read, a recipe's arguments are checked against it, and all faults are told at once."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain import Environment, Judge, Rollout, Service, Task, Verdict, need, objective, reward
+from quintain.algorithm import KL, Piece, Row
+from quintain.errors import BindingError, PluginError
+from quintain.plugins.binding import MISSING, bind, parameter_docs, signature_of, type_name
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    low: int
+    high: int = 9
+
+
+class Strict(Service):
+    async def grade(self, prompt: Any, reply: str, rubric: str) -> Verdict:
+        return Verdict(score=1.0)
+
+
+class Game(Environment[Task, None]):
+    """A game.
+
+    Attributes:
+        top: the highest number,
+            which counts.
+        path, mode: where, and how.
+    """
+
+    top: int = 100
+    ratio: float = 0.5
+    path: Path | None = None
+    mode: Literal["easy", "hard"] = "easy"
+    levels: tuple[int, ...] = ()
+    colour: Colour = Colour.RED
+    span: Span = Span(low=1)
+    referee: Judge = need("judge")
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return ()
+
+
+class Client(Service):
+    def __init__(self, url: str, *, retries: int = 3, headers: Mapping[str, str] | None = None) -> None:
+        if retries < 0:
+            raise ValueError(f"retries is {retries}")
+        if retries > 99:
+            raise RuntimeError("out of patience")
+        self.url, self.retries, self.headers = url, retries, headers
+
+
+@reward
+def kind(rollout: Rollout, *, rubric: str, weight: float = 1.0, judge: Judge = need()) -> float:
+    """Kindness.
+
+    Args:
+        rubric: what counts as kind.
+    """
+    return weight
+
+
+JUDGE = {"judge": Strict()}
+
+
+def test_signature_of_an_environment() -> None:
+    """Fields with type, default and documentation; services apart."""
+    signature = signature_of(Game)
+    fields = {f.name: f for f in signature.fields}
+
+    assert ["top", "ratio", "path", "mode", "levels", "colour", "span"] == list(fields)
+    assert (int, 100, "the highest number, which counts.") == (
+        fields["top"].type,
+        fields["top"].default,
+        fields["top"].doc,
+    )
+    assert "where, and how." == fields["path"].doc == fields["mode"].doc
+    assert "Literal['easy', 'hard']" == fields["mode"].type_name
+    assert [("referee", "judge", Judge)] == [(s.parameter, s.slot, s.type) for s in signature.needs]
+
+
+def test_signature_of_a_reward() -> None:
+    """The rollout is no configuration."""
+    signature = signature_of(kind)
+
+    assert [("rubric", True, "what counts as kind."), ("weight", False, "")] == [
+        (f.name, f.required, f.doc) for f in signature.fields
+    ]
+    assert ["judge"] == [s.slot for s in signature.needs]
+
+
+def test_signature_of_a_class_and_of_a_piece() -> None:
+    """A constructor's parameters; a function's keyword-only ones."""
+
+    def terms(t: Any, *, cap: float = 5.0, state: Any = None) -> Any:
+        return t
+
+    piece = Piece(kind="objective", name="terms", function=terms)
+
+    assert ["url", "retries", "headers"] == [f.name for f in signature_of(Client).fields]
+    assert ["cap"] == [f.name for f in signature_of(piece).fields] == [f.name for f in signature_of(terms).fields]
+    assert 2.0 == bind(piece, {"cap": 2}).args["cap"]
+    assert {"cap": 2.0} == bind(terms, {"cap": 2}).keywords
+
+
+def test_plain_data_becomes_what_the_annotation_says() -> None:
+    """An int is a float; a list a tuple; text a path or an enum; a table a dataclass."""
+    args = {"top": 3, "ratio": 1, "path": "a/b", "levels": [1, 2], "colour": "red", "span": {"low": 4}}
+
+    game = bind(Game, args, JUDGE)
+
+    assert (3, 1.0, Path("a/b"), (1, 2)) == (game.top, game.ratio, game.path, game.levels)
+    assert isinstance(game.ratio, float)
+    assert (Colour.RED, Span(low=4)) == (game.colour, game.span)
+    assert game.referee is JUDGE["judge"]
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ({"top": "3"}, "environment 'game': top is '3'; expected int"),
+        ({"top": 3.5}, "top is 3.5; expected int"),
+        ({"top": True}, "top is True; expected int"),
+        ({"ratio": "0.5"}, "ratio is '0.5'; expected float"),
+        ({"mode": "medium"}, "expected Literal['easy', 'hard']"),
+        ({"levels": [1, "2"]}, "levels.1 is '2'"),
+        ({"span": {"low": 1, "high": "x"}}, "span.high is 'x'"),
+        ({"tpo": 3}, "environment 'game' has no argument 'tpo'; did you mean 'top'?"),
+        ({"referee": "me"}, "'referee' is a service, not an argument; configure it under [services.judge]"),
+    ],
+)
+def test_wrong_arguments(args: dict[str, Any], message: str) -> None:
+    """Each fault names the component, the argument, what came and what was expected."""
+    with pytest.raises(BindingError) as e:
+        bind(Game, args, JUDGE, who="environment 'game'")
+
+    assert message in str(e.value)
+
+
+def test_all_faults_at_once() -> None:
+    """Three mistakes are three lines."""
+    with pytest.raises(BindingError) as e:
+        bind(Game, {"top": "3", "rato": 1}, {}, who="environment 'game'")
+
+    assert 3 == len(str(e.value).splitlines())
+
+
+def test_missing_argument_and_service() -> None:
+    """What must be given is asked for by name and type; an empty slot shows the lines to add."""
+    with pytest.raises(BindingError, match="needs the argument 'url' \\(str\\)"):
+        bind(Client, {})
+    with pytest.raises(BindingError, match=r"needs a service 'judge' \(Judge\); add to the recipe: \[services.judge\]"):
+        bind(Game, {}, {}, who="environment 'game'")
+    with pytest.raises(BindingError, match=r"\[services.judge\] is a int; expected Judge"):
+        bind(Game, {}, {"judge": 3})
+
+
+def test_reward_is_configured_and_its_slots_are_checked() -> None:
+    """A reward's services reach it when it scores; that they exist is known before."""
+    configured = bind(kind, {"rubric": "polite", "weight": 2}, JUDGE)
+
+    assert {"rubric": "polite", "weight": 2.0} == dict(configured.config)
+    assert ["judge"] == list(configured.needs)
+    with pytest.raises(BindingError, match="needs a service 'judge'"):
+        bind(kind, {"rubric": "polite"}, {})
+    assert bind(kind, {"rubric": "polite"}, None)
+
+
+def test_errors_of_the_component_itself() -> None:
+    """A value it refuses is the user's to mend; anything else is the plugin's fault, with the cause chained."""
+    with pytest.raises(BindingError, match="client: retries is -1"):
+        bind(Client, {"url": "x", "retries": -1}, who="client")
+    with pytest.raises(PluginError, match="RuntimeError: out of patience") as e:
+        bind(Client, {"url": "x", "retries": 100}, who="client")
+    assert isinstance(e.value.__cause__, RuntimeError)
+
+
+def test_open_components_take_any_keyword() -> None:
+    """`**options` is an invitation."""
+
+    class Open:
+        def __init__(self, known: int = 1, **options: Any) -> None:
+            self.options = options
+
+    assert {"other": "x"} == bind(Open, {"known": 2, "other": "x"}).options
+    assert signature_of(Open).open
+
+
+def test_annotation_for_type_checkers_alone_is_the_plugins_fault() -> None:
+    """What cannot be checked is not passed unchecked."""
+
+    class Hidden:
+        def __init__(self, price: Decimal | None = None, plain: int = 1) -> None: ...
+
+    assert bind(Hidden, {"plain": 2})
+    assert "Decimal | None" == signature_of(Hidden).fields[0].type_name
+    with pytest.raises(PluginError, match="import its names outside"):
+        bind(Hidden, {"price": 3})
+
+
+def test_objects_from_python_pass_where_they_fit() -> None:
+    """A live object is checked by its class."""
+
+    class Holder:
+        def __init__(self, service: Client) -> None:
+            self.service = service
+
+    client = Client("x")
+    Holder.__init__.__annotations__["service"] = Client
+
+    assert client is bind(Holder, {"service": client}).service
+    with pytest.raises(BindingError, match="expected Client"):
+        bind(Holder, {"service": object()})
+
+
+def test_unannotated_parameters_are_not_checked() -> None:
+    """No annotation, no check."""
+
+    class Loose:
+        def __init__(self, anything=None) -> None:  # type: ignore[no-untyped-def]
+            self.anything = anything
+
+    assert [1, "x"] == bind(Loose, {"anything": [1, "x"]}).anything
+    assert signature_of(Loose).fields[0].type is MISSING
+
+
+def test_rows_become_variants() -> None:
+    """An algorithm's settings are its fields, and its own checks speak."""
+    row = a_row()
+    fields = {f.name: f for f in signature_of(row).fields}
+
+    assert {"objective", "epochs", "kl"} <= set(fields)
+    assert {"name", "summary", "source"}.isdisjoint(fields)
+    assert 2 == bind(row, {"epochs": 2}).epochs
+    with pytest.raises(ValueError, match="did you mean 'epochs'"):
+        bind(row, {"epoch": 2})
+    with pytest.raises(BindingError):
+        bind(row, {"epochs": "2"})
+
+
+def a_row() -> Row:
+    pieces = {
+        k: Piece(kind=k, name="none", function=len) for k in ("advantage", "correction", "aggregation", "admission")
+    }
+    return Row(
+        name="r", summary="s", source="", objective=Piece(kind="objective", name="o", function=len), kl=KL(), **pieces
+    )
+
+
+def test_documentation_sections() -> None:
+    """Google-style sections are read, several names to a line, text over several lines."""
+    doc = """Title.
+
+    Args:
+        a: one
+            line more.
+        b, `c`: two: with colon.
+
+    Raises:
+        d: not a parameter.
+    """
+
+    assert {"a": "one line more.", "b": "two: with colon.", "c": "two: with colon."} == parameter_docs(doc)
+
+
+@pytest.mark.parametrize(
+    "annotation, text",
+    [
+        (int, "int"),
+        (int | None, "int | None"),
+        (tuple[int, ...], "tuple[int, ...]"),
+        (Sequence[Game], "Sequence[Game]"),
+        (dict[str, Path], "dict[str, Path]"),
+        (MISSING, "any"),
+        ("Later", "Later"),
+    ],
+)
+def test_type_names(annotation: Any, text: str) -> None:
+    """Types are shown as a person writes them."""
+    assert text == type_name(annotation)
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.sampled_from([f.name for f in signature_of(Game).fields]), PLAIN)
+def test_any_plain_value_fits_or_is_refused(name: str, value: Any) -> None:
+    """Whatever a recipe says, binding gives the right types or a BindingError that names the argument."""
+    try:
+        game = bind(Game, {name: value}, JUDGE)
+    except BindingError as e:
+        assert name in str(e)
+        return
+
+    assert isinstance(game.top, int) and not isinstance(game.top, bool)
+    assert isinstance(game.ratio, float)
+    assert isinstance(game.levels, tuple)
+    assert game.mode in ("easy", "hard")
+
+
+def test_decorated_piece_binds() -> None:
+    """`@objective` functions are components."""
+
+    @objective(name="binding_test_piece")
+    def piece(t: Any, *, cap: float = 5.0) -> Any:
+        """Capped."""
+        return t
+
+    assert "Capped." == signature_of(piece).doc
+    assert {"cap": 1.0} == dict(bind(piece, {"cap": 1}).args)
+
+
+def test_private_parameters_are_not_configuration() -> None:
+    """A leading underscore keeps a parameter out of recipes."""
+
+    class Private:
+        def __init__(self, size: int = 1, _live: object = None) -> None: ...
+
+    assert ["size"] == [f.name for f in signature_of(Private).fields]
+    with pytest.raises(BindingError, match="no argument '_live'"):
+        bind(Private, {"_live": 1})

@@ -1,0 +1,166 @@
+"""The command line: one policy for errors, and tables that show what is broken."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from quintain import cli
+from quintain.cli import COMMANDS, main
+from quintain.cli.listing import line_of
+from quintain.errors import InfrastructureError, RecipeError
+from quintain.plugins.discovery import Component
+from quintain.plugins.registry import Registry, isolated
+
+
+def raises(error: BaseException) -> Callable[[], None]:
+    @click.command()
+    @click.option("--json", is_flag=True)
+    def command(json: bool) -> None:
+        raise error
+
+    return command
+
+
+@pytest.fixture
+def failing() -> Iterator[Callable[[BaseException], None]]:
+    """Install a command ``fail`` that raises what it is given."""
+    with isolated() as registry:
+        yield lambda error: registry.add("command", "fail", raises(error)) and None
+
+
+@pytest.mark.parametrize(
+    "error, status",
+    [
+        (RecipeError("the recipe is wrong"), 2),
+        (InfrastructureError("the engine is gone"), 1),
+        (click.UsageError("what?"), 2),
+    ],
+)
+def test_errors_are_messages(
+    failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str], error: Exception, status: int
+) -> None:
+    """No traceback; 2 for what the user can mend, 1 for the rest; with --json one object on standard output."""
+    failing(error)
+
+    assert status == main(["fail"])
+    out, err = capsys.readouterr()
+    assert "" == out
+    assert str(error if not isinstance(error, click.UsageError) else "what?") in err
+    assert "Traceback" not in err
+    assert status == main(["fail", "--json"])
+    assert {"type": type(error).__name__} == {
+        k: v for k, v in json.loads(capsys.readouterr().out)["error"].items() if k == "type"
+    }
+
+
+def test_ctrl_c_is_130(failing: Callable[[BaseException], None]) -> None:
+    """As shells expect."""
+    failing(KeyboardInterrupt())
+
+    assert 130 == main(["fail"])
+
+
+def test_bugs_are_not_hidden(failing: Callable[[BaseException], None]) -> None:
+    """An exception that nobody raised on purpose keeps its traceback."""
+    failing(ZeroDivisionError("a bug"))
+
+    with pytest.raises(ZeroDivisionError):
+        main(["fail"])
+
+
+def test_unknown_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    """The nearest command is shown; an unknown option is a usage error."""
+    assert 2 == main(["lsit"])
+    assert "did you mean 'list'?" in capsys.readouterr().err
+    assert 2 == main(["list", "--jsno"])
+    assert "--json" in capsys.readouterr().err
+
+
+def test_unknown_kind_and_component(capsys: pytest.CaptureFixture[str]) -> None:
+    """`list` and `info` show the nearest name."""
+    assert 2 == main(["list", "enviroments"])
+    assert "did you mean 'environments'" in capsys.readouterr().err
+    assert 2 == main(["info", "grppo", "--json"])
+    assert "did you mean 'grpo'" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_row_of_the_table_is_a_command(name: str) -> None:
+    """What `--help` promises exists, and says the same of itself."""
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    command = getattr(importlib.import_module(module), attribute)
+
+    assert isinstance(command, click.Command)
+    assert command.help
+
+
+def test_plugins_do_not_replace_our_commands() -> None:
+    """A plugin's command called like one of ours is not taken for it."""
+    with isolated() as registry:
+        registry.add("command", "list", raises(RecipeError("mine")))
+
+        assert "mine" not in cli.root.get_command(click.Context(cli.root), "list").help
+
+
+def test_what_is_no_command_is_a_plugin_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command entry point must be a click command."""
+    with isolated() as registry:
+        registry.add("command", "odd", 3)
+
+        assert 1 == main(["odd"])
+    assert "expected a click command" in capsys.readouterr().err
+
+
+def test_python_dash_m() -> None:
+    """`python -m quintain` is the same program."""
+    done = subprocess.run([sys.executable, "-m", "quintain", "--version"], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith("quintain ")
+
+
+def package(folder: Path, name: str, manifest: str | None) -> Component:
+    (folder / name).mkdir()
+    (folder / name / "__init__.py").write_text("raise RuntimeError('imported')")
+    if manifest is not None:
+        (folder / name / "quintain.toml").write_text(manifest)
+    return Component(kind="reward", name=name, target=f"{name}:x", distribution=f"dist-{name}")
+
+
+def test_broken_manifests_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A faulty manifest and a vanished module are errors in their own rows; a missing manifest is not."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    bad = package(tmp_path, "bad_manifest_row", "api = 9")
+    bare = package(tmp_path, "bare_row", None)
+    gone = Component(kind="reward", name="gone", target="gone_row:x", distribution="dist-gone")
+    registry = Registry([bad, bare, gone])
+
+    assert "`api` is 9" in line_of(bad, registry).error
+    assert "" == line_of(bare, registry).error
+    assert "no module named 'gone_row'" in line_of(gone, registry).error
+
+
+def test_pieces_are_hidden_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """The single pieces of algorithms would drown the rest."""
+    piece = Component(kind="algorithm", name="objective.some_piece", target="json:x", distribution="d")
+    with isolated(piece):
+        main(["list"])
+        assert "--all" in capsys.readouterr().out
+        main(["list", "--all", "--json"])
+
+    assert ["objective.some_piece"] == [c["name"] for c in json.loads(capsys.readouterr().out)["components"]]
+
+
+def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """No table without rows."""
+    with isolated():
+        assert 0 == main(["list", "formats"])
+
+    assert "nothing installed of the kind 'formats'\n" == capsys.readouterr().out

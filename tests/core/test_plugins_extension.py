@@ -1,0 +1,155 @@
+"""A real third party's package, installed by pip: what works works, and what is broken in it stays its own trouble."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[1] / "extension"
+DIST = "third-party-pack"
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process in which the package is installed."""
+    target = tmp_path_factory.mktemp("installed")
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(SOURCE)], check=True, capture_output=True)
+    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+
+
+def quintain(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quintain", *words]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+
+
+def components(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    """By id."""
+    return {f"{c['kind']}:{c['id']}": c for c in json.loads(done.stdout)["components"]}
+
+
+def test_list_shows_its_components_and_the_clash(env: dict[str, str]) -> None:
+    """Broken modules are listed like others, for nothing is imported; a name used twice says what to write."""
+    done = quintain(env, "list", "--json")
+    listed = components(done)
+
+    assert 0 == done.returncode
+    assert "Raises when imported." == listed[f"environment:{DIST}/broken"]["summary"]
+    assert "2.5" == listed[f"environment:{DIST}/echo"]["version"]
+    assert ["example", "single-turn"] == listed[f"environment:{DIST}/echo"]["tags"]
+    assert (
+        "quintain-shaping uses the same name; write 'third-party-pack/format_tags'"
+        == (listed[f"reward:{DIST}/format_tags"]["error"])
+    )
+
+
+def test_list_for_people(env: dict[str, str]) -> None:
+    """One row per component, the broken one with its error."""
+    out = quintain(env, "list", "rewards").stdout
+
+    assert "repeats" in out
+    assert "error: quintain-shaping uses the same name" in out
+    assert "echo" not in out
+
+
+def test_info_shows_fields_services_and_controls(env: dict[str, str]) -> None:
+    """What a recipe can say of it, with types, defaults and documentation."""
+    done = quintain(env, "info", "echo", "--json")
+    (told,) = json.loads(done.stdout)["components"]
+
+    assert 0 == done.returncode
+    assert [("words", "tuple[str, ...]", "what is to be said."), ("polite", "bool", "whether to say please.")] == [
+        (f["name"], f["type"], f["doc"]) for f in told["fields"]
+    ]
+    assert [{"slot": "book", "parameter": "book", "type": "LogBook"}] == told["needs"]
+    assert {"oracle", "nop"} <= set(told["controls"])
+
+
+def test_info_for_people(env: dict[str, str]) -> None:
+    """The same as a table, and how a recipe asks for it."""
+    out = quintain(env, "info", "environment:third-party-pack/echo").stdout
+
+    for expected in ("echo", "polite", "True", "[services.book]", 'use = "echo"'):
+        assert expected in out
+
+
+def test_info_of_a_broken_component(env: dict[str, str]) -> None:
+    """What the manifest says, with the error; the status says that something is wrong."""
+    done = quintain(env, "info", "broken", "--json")
+    (told,) = json.loads(done.stdout)["components"]
+
+    assert 1 == done.returncode
+    assert "Raises when imported." == told["summary"]
+    assert "RuntimeError: the third party made a mistake" in told["error"]
+
+
+def test_info_of_own_code(env: dict[str, str], tmp_path: Path) -> None:
+    """A file in the working directory needs no packaging."""
+    (tmp_path / "mine.py").write_text("class Mine:\n    '''My own.'''\n    def __init__(self, size: int = 3): ...\n")
+    command = [sys.executable, "-m", "quintain", "info", "mine:Mine", "--json"]
+
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=True)
+
+    assert ["size"] == [f["name"] for f in json.loads(done.stdout)["components"][0]["fields"]]
+
+
+def test_doctor_reports_each_fault_and_survives_a_crash(env: dict[str, str]) -> None:
+    """An error, a missing optional library, a misspelled hook, a renamed class and a dead interpreter: each a row."""
+    done = quintain(env, "doctor", DIST, "--json")
+    report = json.loads(done.stdout)
+    found = {f"{c['kind']}:{c['id'].partition('/')[2]}": c for c in report["components"]}
+
+    assert 1 == done.returncode
+    assert report["ok"] is False
+    assert {DIST} == {c["id"].partition("/")[0] for c in report["components"]}
+    assert "ok" == found["environment:echo"]["status"] == found["reward:repeats"]["status"]
+    assert "ok" == found["hooks:tally"]["status"] == found["command:third-party-hello"]["status"]
+    assert "the third party made a mistake" in found["environment:broken"]["message"]
+    assert "status 7" in found["environment:quits"]["message"]
+    assert "NoSuchClass" in found["environment:renamed"]["message"]
+    assert "did you mean 'quintain_on_step_end'" in found["hooks:typo"]["message"]
+    assert "extra" == found["service:needs_extra"]["status"]
+    assert "pip install 'third-party-pack[more]'" in found["service:needs_extra"]["message"]
+
+
+def test_its_command_is_ours(env: dict[str, str]) -> None:
+    """A plugin's command runs and stands in the help, which imports nothing of it."""
+    assert "hello from a third party\n" == quintain(env, "third-party-hello").stdout
+    assert "third-party-hello" in quintain(env, "--help").stdout
+
+
+def test_its_hooks_load_apart(env: dict[str, str]) -> None:
+    """The good hook plugin works though the other is misspelled; strict, the misspelled one is fatal."""
+    program = (
+        "from quintain.plugins.hooks import Hooks, StepEnd; h = Hooks.installed(); h.emit(StepEnd(step=4, metrics={}));"
+        "import third_party_pack.tally as t; print(t.steps, [f.plugin for f in h.failures])"
+    )
+
+    def run(**more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", program]
+        return subprocess.run(command, env={**env, **more}, capture_output=True, text=True, check=False)
+
+    assert "[4] ['third-party-pack/typo']\n" == run().stdout
+    assert "[4] []\n" == run(QUINTAIN_PLUGINS="tally", QUINTAIN_STRICT_PLUGINS="1").stdout
+    assert "PluginError" in run(QUINTAIN_STRICT_PLUGINS="1").stderr
+
+
+def test_its_environment_is_bound_with_its_service(env: dict[str, str]) -> None:
+    """Found by name, configured from plain data, given its service."""
+    program = (
+        "from quintain.plugins.registry import load; from quintain.plugins.binding import bind;"
+        "book = bind(load('service', 'log_book'), {'limit': 3});"
+        "e = bind(load('environment', 'echo'), {'words': ['a']}, {'book': book});"
+        "print(e.words, e.book.limit, [t.prompt for t in e.tasks('train')])"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+
+    assert "('a',) 3 ['Please say a.']\n" == done.stdout

@@ -1,0 +1,64 @@
+"""The public names of `quintain`, pinned."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import quintain
+
+PUBLIC = """
+    admission advantage Agent aggregation API_VERSION control correction Demonstration Ending Endpoint Engine
+    Environment Group group_reward InfrastructureError Judge KL Likelihood LimitReached Limits Message need objective
+    per_group Piece PolicyFault QuintainError Reply Reward reward Rollout Row Sampled Sampling Sandbox Score Service
+    Task TokenEngine Tool ToolCall ToolSpec Transcript Turn Verdict Weights Workers
+""".split()
+
+
+def test_public_names_are_these() -> None:
+    """A name is added or taken away on purpose."""
+    assert sorted(PUBLIC) == sorted(quintain.__all__)
+
+
+def test_names_are_sorted() -> None:
+    """`__all__` is in alphabetical order, whatever the case."""
+    assert sorted(quintain.__all__, key=str.casefold) == quintain.__all__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_name_resolves_and_is_documented(name: str) -> None:
+    """Each name exists and, where it is a class or function, has a docstring."""
+    value = getattr(quintain, name)
+
+    assert name in dir(quintain)
+    assert not (inspect.isclass(value) or inspect.isfunction(value)) or inspect.getdoc(value)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    """The imports under TYPE_CHECKING and the lazy table name the same things in the same modules."""
+    tree = ast.parse(Path(quintain.__file__).read_text())
+    block = next(n for n in tree.body if isinstance(n, ast.If))
+    seen = {(a.asname, n.module) for n in block.body if isinstance(n, ast.ImportFrom) for a in n.names}
+
+    assert {(name, home) for name, home in quintain._HOME.items()} == seen
+
+
+def test_unknown_name_is_an_attribute_error() -> None:
+    """A misspelled name fails as it does in any module."""
+    with pytest.raises(AttributeError, match="no attribute 'Enviroment'"):
+        _ = quintain.Enviroment
+
+
+def test_reward_stays_the_decorator() -> None:
+    """Importing the module `quintain.reward` does not hide the decorator of that name."""
+    program = (
+        "import quintain.reward, quintain; from quintain import reward; assert callable(reward) and "
+        "callable(quintain.reward)"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,0 +1,108 @@
+"""Start-up is gated as a ratio to a bare interpreter, so that a slow machine does not fail it."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "datasets", "numpy", "pyarrow", "aiohttp")
+PLUGINS = 100
+
+# Measured 2 and 18, where a bare interpreter takes 11 ms; 0.3 s are then a ratio of 27. Importing may add 0.15 s: far
+# below.
+IMPORT_GATE = 5.0
+LIST_GATE = 27.0
+
+
+def seconds(*command: str, env: dict[str, str] | None = None) -> float:
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, *command], check=True, capture_output=True, env=env)
+    return time.perf_counter() - begun
+
+
+def ratio(*command: str, env: dict[str, str] | None = None, pairs: int = 7) -> float:
+    """Median over paired runs of *command* against ``python -c pass``."""
+    seconds(*command, env=env)  # writes the bytecode
+    return statistics.median(seconds(*command, env=env) / seconds("-c", "pass", env=env) for _ in range(pairs))
+
+
+@pytest.fixture(scope="module")
+def hundred(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment with a hundred installed plugins that cannot be imported."""
+    folder = tmp_path_factory.mktemp("site")
+    for i in range(PLUGINS):
+        write_plugin(folder, i)
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def write_plugin(folder: Path, i: int) -> None:
+    package, info = folder / f"fake_{i}", folder / f"fake_{i}-1.{i}.dist-info"
+    package.mkdir()
+    info.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('a listing imported me')\n")
+    (package / "quintain.toml").write_text(
+        'api = 1\nlicence = "MIT"\ntags = ["fake"]\n'
+        f'[[components]]\nkind = "environment"\nname = "fake{i}"\nsummary = "Number {i}."\n'
+        f'[[components]]\nkind = "reward"\nname = "fake_reward{i}"\nsummary = "Number {i}."\n'
+    )
+    readme = "A line of the README.\n" * 200
+    (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: fake-{i}\nVersion: 1.{i}\n\n{readme}")
+    (info / "RECORD").write_text("")
+    (info / "entry_points.txt").write_text(
+        f"[quintain.environments]\nfake{i} = fake_{i}:Env\n\n[quintain.rewards]\nfake_reward{i} = fake_{i}:score\n"
+    )
+
+
+def test_importing_quintain_is_cheap() -> None:
+    """`import quintain` costs little more than the interpreter itself."""
+    assert ratio("-c", "import quintain") < IMPORT_GATE
+
+
+def test_public_names_bring_no_heavy_library() -> None:
+    """Importing every public name of the floors that authors use brings neither torch nor its friends."""
+    program = (
+        "import sys, quintain; [getattr(quintain, n) for n in quintain.__all__]; "
+        f"print([m for m in {HEAVY!r} if m in sys.modules])"
+    )
+
+    out = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+
+    assert "[]" == out.strip()
+
+
+def test_help_imports_no_command() -> None:
+    """`quintain --help` shows the table of commands and imports none of them."""
+    program = (
+        "import sys; from quintain.cli import main; main(['--help']); "
+        "print([m for m in sys.modules if m.startswith('quintain.cli.')], file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+    assert "[]" == done.stderr.strip()
+    assert "doctor" in done.stdout
+
+
+def test_list_with_a_hundred_plugins_is_quick(hundred: dict[str, str]) -> None:
+    """`quintain list` stays under its gate with a hundred plugins installed."""
+    assert ratio("-m", "quintain", "list", env=hundred) < LIST_GATE
+
+
+def test_list_imports_none_of_a_hundred_plugins(hundred: dict[str, str]) -> None:
+    """All hundred are listed though importing any of them would end the process."""
+    command = [sys.executable, "-m", "quintain", "list", "environments", "--json"]
+
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=hundred)
+
+    fakes = [c for c in json.loads(done.stdout)["components"] if c["distribution"].startswith("fake-")]
+    assert PLUGINS == len(fakes)
+    assert {""} == {c["error"] for c in fakes}
+    assert "Number 7." == next(c["summary"] for c in fakes if c["name"] == "fake7")

@@ -1,0 +1,3 @@
+"""Fails when imported."""
+
+raise RuntimeError("the third party made a mistake")

@@ -1,0 +1,5 @@
+"""Misspells a hook."""
+
+
+def quintain_on_step_ended(event):
+    raise AssertionError("never called")
