@@ -6,17 +6,16 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from .service import Service
 from .task import Message, ToolCall
+from .transcript import Finish as Finish
+from .transcript import Sampled as Sampled
 
 if TYPE_CHECKING:
     from .chat.template import Codec
     from .tools import ToolSpec
-
-Finish = Literal["stop", "length", "cancelled"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
@@ -58,22 +57,6 @@ class Sampling:
     def but(self, **changes: Any) -> Sampling:
         """A copy with *changes*."""
         return replace(self, **changes)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """What an engine sampled, token by token.
-
-    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
-    under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
-    ``stop`` is the string or id that ended it.
-    """
-
-    ids: tuple[int, ...]
-    logps: tuple[float, ...]
-    versions: tuple[int, ...]
-    finish: Finish
-    stop: str | int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from .engine import Finish
 from .task import Message, Task, ToolCall
-from .transcript import Transcript
+from .transcript import Finish, Transcript
 
 T = TypeVar("T", bound=Task)
 E = TypeVar("E")

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
-from .engine import Sampled
+Finish = Literal["stop", "length", "cancelled"]
 
 
 class Source(IntEnum):
@@ -30,6 +31,22 @@ class Source(IntEnum):
     """Text the policy said earlier, rendered again by the template: context only."""
     FORCED = 5
     """Put into the policy's mouth (an interruption): context only."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """What an engine sampled, token by token.
+
+    ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
+    under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
+    ``stop`` is the string or id that ended it.
+    """
+
+    ids: tuple[int, ...]
+    logps: tuple[float, ...]
+    versions: tuple[int, ...]
+    finish: Finish
+    stop: str | int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

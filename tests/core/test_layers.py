@@ -23,8 +23,6 @@ FLOORS: dict[int, str] = {
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
 
-ALLOWED: set[tuple[str, str]] = set()
-
 HEAVY = {"torch", "transformers", "datasets", "numpy", "pyarrow", "matplotlib", "peft", "pandas"}
 SIBLINGS = ({"learning", "engines"},)
 
@@ -84,7 +82,7 @@ def test_imports_point_downward(path: Path) -> None:
     here = top(path)
 
     above = {
-        p for p in own(imports(path, lazy=False)) if FLOOR_OF[p] > FLOOR_OF.get(here, 9) and (here, p) not in ALLOWED
+        p for p in own(imports(path, lazy=False)) if FLOOR_OF[p] > FLOOR_OF.get(here, 9)
     }
 
     assert not above, f"{names(path)} imports {sorted(above)} from above"

@@ -290,7 +290,7 @@ def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, 
 
 def _is_a(value: Any, annotation: Any) -> bool:
     kind = typing.get_origin(annotation) or annotation
-    if not isinstance(kind, type) or kind is MISSING:
+    if not isinstance(kind, type) or kind in (MISSING, Any):  # since 3.11 Any is a class
         return True
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return True  # nothing to look at

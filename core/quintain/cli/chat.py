@@ -1,0 +1,78 @@
+"""`quintain chat`: talk to a trained model."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from ..engine import Sampling
+    from ..engines.embedded import EmbeddedEngine
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--temperature", "-t", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="New tokens per answer.")
+@click.option("--system", metavar="TEXT", help="System message; by default that of the run's environment.")
+@click.option("--once", metavar="TEXT", help="Say this, print the answer and leave.")
+@click.option("--folder", default="runs", show_default=True, help="Where run folders are.")
+def chat(run: str, temperature: float, max_tokens: int, system: str | None, once: str | None, folder: str) -> None:
+    """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
+
+    An empty line or Ctrl-D ends it; /new starts over.
+    """
+    from ..engine import Sampling
+    from ..engines.embedded import EmbeddedEngine
+    from ..store import model_named
+
+    path, own_system = model_named(run, folder)
+    engine = EmbeddedEngine(path)
+    talk = Talk(
+        engine, Sampling(temperature=temperature, max_tokens=max_tokens), own_system if system is None else system
+    )
+    asyncio.run(talk.once(once) if once is not None else talk.forever())
+
+
+class Talk:
+    """A conversation on the terminal."""
+
+    def __init__(self, engine: EmbeddedEngine, how: Sampling, system: str) -> None:
+        self._engine, self._how, self._system = engine, how, system
+        self._start()
+
+    def _start(self) -> None:
+        from ..chat.bridge import Conversation
+        from ..task import Message
+
+        self._conversation = Conversation(self._engine.codec)
+        if self._system:
+            self._conversation.add(Message("system", self._system))
+
+    async def once(self, text: str) -> None:
+        """One answer."""
+        click.echo(await self._answer(text))
+
+    async def forever(self) -> None:
+        """Answers until an empty line."""
+        click.echo("an empty line ends the talk, /new starts over", err=True)
+        while True:
+            click.echo("> ", nl=False, err=True)
+            line = (await asyncio.to_thread(sys.stdin.readline)).strip()
+            if not line:
+                return
+            if line == "/new":
+                self._start()
+                continue
+            click.echo(await self._answer(line))
+
+    async def _answer(self, text: str) -> str:
+        from ..chat.bridge import stops
+        from ..task import Message
+
+        self._conversation.add(Message("user", text))
+        sampled = await self._engine.sample(self._conversation.prompt(), stops(self._engine.codec, self._how))
+        return self._conversation.said(sampled).strip()

@@ -1,0 +1,33 @@
+"""`quintain runs`: what lies in the run folders."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import click
+
+
+@click.command(help="List runs: how far they came and how well they did.")
+@click.option("--folder", default="runs", show_default=True, help="Where the run folders are.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per run on a line.")
+def runs(folder: str, as_json: bool) -> None:
+    from ..store import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        for run in found:
+            click.echo(json.dumps(asdict(run), default=str))
+        return
+    if not found:
+        click.echo(f"no runs in {folder!r}; start one with: quintain train")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("run", "state", "environments", "model", "step", "held-out", box=None)
+    for run in found:
+        accuracy = "" if run.accuracy is None else f"{run.accuracy:.1%}"
+        state = f"{run.state}: {run.fault}" if run.fault else run.state
+        table.add_row(run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
+    Console().print(table)

@@ -1,0 +1,108 @@
+"""`quintain train`: start a run, or go on with one."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from ..recipe import Recipe
+    from ..store import RunFolder
+
+EPILOG = """
+\b
+Examples:
+  quintain train                                    the quickstart: the default model learns arithmetic
+  quintain train --model Qwen/Qwen3-0.6B --env gsm8k
+  quintain train recipe.toml --set learner.lr=1e-5 --set batch.groups=16
+  quintain train --resume quickstart-1
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("recipe", required=False, type=click.Path(dir_okay=False))
+@click.option("--env", "-e", help="Environment instead of the recipe's; see `quintain list environments`.")
+@click.option(
+    "--model", "-m", help='Hugging Face id, folder, or "default": the small model that Quintain grows itself.'
+)
+@click.option(
+    "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the recipe (repeatable)."
+)
+@click.option("--seed", type=click.IntRange(0), help="Seed of everything that is drawn.")
+@click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--name", help="Of the run; by default the environment's, numbered.")
+@click.option("--folder", help="Where run folders are.  [default: runs]")
+@click.option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Check everything and print the resolved recipe, but do not train.")
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
+def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as_json: bool, **choices: Any) -> None:
+    """Train a model by reinforcement learning, as RECIPE (a TOML file) says; without one, run the quickstart.
+
+    Ctrl-C saves and stops; --resume goes on from there, also after a crash.
+    """
+    if resume and (recipe or any(choices.values())):
+        given = ", ".join(f"--{k}" for k, v in choices.items() if v and k != "folder") or recipe
+        if given:
+            raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {given}")
+    if dry_run and not resume:
+        click.echo(_recipe(recipe, **choices).to_toml(), nl=False)
+        return
+    with _opened(recipe, resume, choices) as folder:
+        _train(folder, quiet or as_json, as_json)
+
+
+def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: tuple[str, ...], **keys: Any) -> Recipe:
+    from ..recipe import Recipe
+
+    changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
+    if model is not None:
+        changes.append(f"model.name={json.dumps(model)}")
+    if env is not None:
+        changes.append(f"environments=[{{use={json.dumps(env)}}}]")
+    if path is not None:
+        return Recipe.load(path, [*changes, *overrides])
+    base = "quickstart" if model in (None, "default") else "pretrained"
+    text = (files("quintain") / "recipes" / f"{base}.toml").read_text(encoding="utf-8")
+    return Recipe.parse(text, [*changes, *overrides], source=f"{base}.toml")
+
+
+def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
+    from ..store import RunFolder, find_run, free_name
+
+    if resume:
+        return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
+    recipe = _recipe(path, **choices)
+    if not recipe.run.name:
+        stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
+        recipe = recipe.but({"run.name": free_name(recipe.run.folder, stem)})
+    return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
+
+
+def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    from ..conduct import conduct
+    from ..recipe import Recipe
+    from ..report.curves import draw
+    from ..report.screen import for_terminal
+    from ..run import Interrupted
+
+    recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
+    with for_terminal(quiet=quiet) as screen:
+        screen.note(f"run folder: {folder.path}")
+        try:
+            summary = conduct(recipe, folder, screen)
+        except (Interrupted, KeyboardInterrupt) as e:
+            screen.note(f"{e or 'stopped'}; go on with: quintain train --resume {folder.path}")
+            raise click.Abort from e
+    plot = draw(folder)
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    if not quiet:
+        from ..report.ending import show
+
+        show(summary, folder, plot)

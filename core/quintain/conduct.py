@@ -1,0 +1,179 @@
+"""From a recipe to a finished run: models loaded or grown, services started, signals heard, checkpoints taken up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .algorithm import Row
+from .checkpoint import Checkpoint, Keeper, latest
+from .curriculum import Curriculum
+from .environment import Environment
+from .errors import PluginError, UsageError
+from .learning.learner import Learner
+from .loop import train
+from .model.load import LoadedModel, load_model
+from .plugins.binding import bind
+from .plugins.hooks import Hooks
+from .plugins.registry import current
+from .recipe import Recipe
+from .report.screen import Screen
+from .run import Run, Standing
+from .services import opened
+from .stage import Casting, cast_table
+from .store import RunFolder
+
+
+def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+    """Start a run, or go on from its last checkpoint; its summary.
+
+    Raises:
+        Interrupted: the user asked to stop; what was complete is saved.
+        UsageError: the recipe does not fit what is installed.
+        RunError: the run cannot go on.
+    """
+    castings = [cast_table(table) for table in recipe.environments]
+    row = algorithm(recipe)
+    checkpoint = latest(folder)
+    began = time.monotonic()
+    model = model_for(recipe, castings, checkpoint, screen)
+    learner = Learner(model.module, row, **learner_options(recipe))
+    return asyncio.run(
+        _conduct(recipe, folder, screen, castings, row, checkpoint, model, learner, time.monotonic() - began)
+    )
+
+
+async def _conduct(
+    recipe: Recipe,
+    folder: RunFolder,
+    screen: Screen,
+    castings: Sequence[Casting],
+    row: Row,
+    checkpoint: Checkpoint | None,
+    model: LoadedModel,
+    learner: Learner,
+    preparing: float,
+) -> dict[str, Any]:
+    engine = engine_for(recipe, model)
+    wanted = {slot for casting in castings for slot in casting.slots}
+    state = checkpoint.state if checkpoint else None
+    async with engine, opened(recipe.services, wanted, {"policy": engine}, state and state["services"]) as services:
+        environments = [casting.make(services) for casting in castings]
+        run = Run(
+            recipe=recipe,
+            folder=folder,
+            learner=learner,
+            engine=engine,
+            row=row,
+            curriculum=curriculum_for(recipe, environments),
+            environments=environments,
+            services=services,
+            hooks=Hooks.installed(),
+            screen=screen,
+            keeper=Keeper(folder, codec=model.codec, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best),
+        )
+        if checkpoint is not None:
+            run.restore(checkpoint)
+            screen.note(f"going on after step {run.at.step} of {recipe.run.steps}")
+        else:
+            folder.truncate_after(0)
+            run.at = Standing(seconds={"model": preparing})
+        await engine.update(learner.weights())
+        with stopping(run):
+            return await train(run)
+
+
+def learner_options(recipe: Recipe) -> dict[str, Any]:
+    """The keyword arguments of `Learner` that the recipe sets."""
+    options = recipe.learner.model_dump(exclude_none=True)
+    options["activation_checkpointing"] = options.pop("checkpoint_activations")
+    return options
+
+
+def algorithm(recipe: Recipe) -> Row:
+    """The row that the recipe names, with its changes.
+
+    Raises:
+        PluginError: the name is that of something else.
+    """
+    row = current().load("algorithm", recipe.algorithm.use)
+    if not isinstance(row, Row):
+        raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(row).__name__}; expected a Row")
+    made: Row = bind(row, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
+    return made
+
+
+def model_for(
+    recipe: Recipe, castings: Sequence[Casting], checkpoint: Checkpoint | None, screen: Screen
+) -> LoadedModel:
+    """The model to train: a checkpoint's, a folder's or the hub's, or one grown on demonstrations.
+
+    Raises:
+        UsageError: it cannot be loaded, or there are no demonstrations to grow it on.
+    """
+    table = recipe.model
+    lora = table.lora.model_dump() if table.lora else None
+    name = table.name
+    if (
+        checkpoint is not None and lora is None
+    ):  # with adapters the checkpoint's model has them merged; the base goes under them
+        name = str(checkpoint.model)
+    elif table.starts_supervised:
+        from .starter import grown
+
+        name = str(grown(castings, recipe, screen))
+    screen.phase(f"loading {table.name}")
+    return load_model(name, device=table.device, dtype="float32" if table.dtype != "float64" else "float64", lora=lora)
+
+
+def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
+    """The engine that samples for the learner.
+
+    Raises:
+        UsageError: the engine cannot train.
+    """
+    from .engine import TokenEngine
+
+    kind = current().load("engine", recipe.engine.use)
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or not hasattr(kind, "sharing"):
+        raise UsageError(
+            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
+            'For training take engine.use = "embedded"'
+        )
+    dtype = recipe.model.dtype
+    return bind(kind.sharing, {"dtype": dtype, **recipe.engine.args}, who="[engine]")(model.module, model.codec)
+
+
+def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]) -> Curriculum:
+    """Which tasks come when."""
+    return Curriculum(
+        environments,
+        weights=[row.weight for row in recipe.environments],
+        names=[row.use for row in recipe.environments],
+        seed=recipe.run.seed,
+    )
+
+
+@contextmanager
+def stopping(run: Run) -> Iterator[None]:
+    """Ctrl-C and SIGTERM stop the run after saving; a second Ctrl-C stops at once."""
+    loop = asyncio.get_running_loop()
+
+    def ask() -> None:
+        if run.stop.is_set():
+            raise KeyboardInterrupt
+        run.stop.set()
+        run.screen.note("stopping and saving; once more to stop at once")
+
+    heard = [signal.SIGINT, signal.SIGTERM]
+    for number in heard:
+        loop.add_signal_handler(number, ask)
+    try:
+        yield
+    finally:
+        for number in heard:
+            loop.remove_signal_handler(number)

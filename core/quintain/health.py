@@ -1,0 +1,227 @@
+"""What a step tells about the run: plain numbers under dotted names.
+
+``loss``, ``entropy``, ``grad_norm``, ``ratio_max`` and so on come from the learner as they are (see
+`quintain.learning.meter.Meter.summary`); the rest is computed here from the groups. A number that has nothing to
+rest on in a step is left out, never made up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from .estimates import Estimate
+from .evaluate import SUCCESS, Evaluation
+from .rollout import EndingKind, Group, Rollout, spread
+
+AnyRollout = Rollout[Any, Any]
+AnyGroup = Group[Any, Any]
+Metrics = dict[str, Any]
+_TOLERANCE = 1e-9
+
+
+def step_metrics(
+    groups: Sequence[AnyGroup],
+    *,
+    refused: Mapping[str, int] | None = None,
+    learned: Mapping[str, float] | None = None,
+    held_out: Mapping[str, Any] | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> Metrics:
+    """All of a step.
+
+    Args:
+        groups: that ran in this step, those refused included.
+        refused: how many groups were not admitted, by reason.
+        learned: what the learner said.
+        held_out: accuracy and so on, where it was measured (see `held_out`).
+        seconds: by phase.
+    """
+    everything = [r for g in groups for r in g.rollouts]
+    valid = [r for r in everything if r.valid]
+    return {
+        **rewards(valid),
+        **group_metrics(groups, refused or {}),
+        **lengths(valid),
+        **endings(everything),
+        **_reported(valid),
+        **_of_environments(groups),
+        **{f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in (learned or {}).items()},
+        **_flat("held_out", held_out or {}),
+        **times(sum(r.tokens for r in everything), len(everything), seconds or {}),
+    }
+
+
+def rewards(valid: Sequence[AnyRollout]) -> Metrics:
+    """Mean and spread (standard deviation, ddof 0) of total, verdict, shaping and parts; ``success`` is a share."""
+    out = _of("reward", [r.total for r in valid])
+    out |= _of("reward.verdict", [r.verdict.total for r in valid if r.verdict])
+    if any(r.shaping for r in valid):
+        out |= _of("reward.shaping", [r.shaping.total for r in valid if r.shaping])
+    for slot in ("verdict", "shaping"):
+        scores = [s for r in valid if (s := getattr(r, slot)) is not None]
+        for part in sorted({p for s in scores for p in s.parts}):
+            values = [s.parts[part] for s in scores if part in s.parts]
+            if len(scores) > len(values) or len(scores[0].parts) > 1 or slot == "shaping":
+                out |= _of(f"reward.part.{part}", values)
+    return out | ({"success": fmean(map(_right, valid))} if valid else {})
+
+
+def group_metrics(groups: Sequence[AnyGroup], refused: Mapping[str, int]) -> Metrics:
+    """How many groups ran and were refused; the share of those whose verdicts do not differ (all right, all wrong)."""
+    out: Metrics = {"groups": len(groups), "groups.refused": sum(refused.values())}
+    out |= {f"groups.refused.{reason.replace(' ', '_')}": count for reason, count in sorted(refused.items())}
+    kinds = Counter(_uniform(g) for g in groups if g.valid)
+    total = sum(kinds.values())
+    if total:
+        out["zero_variance"] = sum(kinds[k] for k in ("all_right", "all_wrong", "between")) / total
+        out |= {f"zero_variance.{k}": kinds[k] / total for k in ("all_right", "all_wrong")}
+    return out
+
+
+def _uniform(group: AnyGroup) -> str:
+    verdicts = [r.verdict.total if r.verdict else 0.0 for r in group.valid]
+    if spread(verdicts) > _TOLERANCE:
+        return "mixed"
+    if verdicts[0] >= SUCCESS - _TOLERANCE:
+        return "all_right"
+    return "all_wrong" if verdicts[0] <= _TOLERANCE else "between"
+
+
+def lengths(valid: Sequence[AnyRollout]) -> Metrics:
+    """Tokens that the policy sampled per rollout, of right and wrong answers apart; turns where there are several."""
+    out: Metrics = {}
+    chosen: dict[str, Callable[[AnyRollout], bool]] = {
+        "mean": lambda r: True,
+        "right": _right,
+        "wrong": lambda r: not _right(r),
+    }
+    for name, fits in chosen.items():
+        found = [r.tokens for r in valid if fits(r)]
+        if found:
+            out[f"length.{name}"] = fmean(found)
+    if valid:
+        out["length.max"] = max(r.tokens for r in valid)
+        if any(len(r.turns) > 1 for r in valid):
+            out["turns.mean"] = fmean(len(r.turns) for r in valid)
+    return out
+
+
+def endings(everything: Sequence[AnyRollout]) -> Metrics:
+    """Counts ``ending.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all rollouts."""
+    kinds = Counter(r.ending.kind for r in everything)
+    out: Metrics = {f"ending.{kind.value}": count for kind, count in sorted(kinds.items())}
+    valid = sum(r.valid for r in everything)
+    if valid:
+        out["truncated"] = kinds[EndingKind.TRUNCATED] / valid
+    if everything:
+        out["failed"] = 1 - valid / len(everything)
+        out["retried"] = sum(r.ending.attempts > 1 for r in everything) / len(everything)
+    return out
+
+
+def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
+    """Seconds by phase and speed; ``tokens_per_second`` is of sampling."""
+    out: Metrics = {"samples": samples, "tokens": tokens}
+    out |= {f"seconds.{phase}": value for phase, value in seconds.items()}
+    if seconds.get("rollouts", 0) > 0:
+        out["tokens_per_second"] = tokens / seconds["rollouts"]
+    return out
+
+
+def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:
+    """Accuracy (pass@1) with its 95 % interval, over the environments by their *weights*; several also apart, by name.
+
+    ``accuracy`` is ``None`` where no rollout of some environment could tell. The interval of a weighted mean treats the
+    parts as independent: half-widths add in squares, each side by itself.
+    """
+    share = [w / math.fsum(weights) for w in weights]
+    parts = [result.accuracy for result in results]
+    rollouts = [r for result in results for r in result.rollouts]
+    out = {**_weighted(parts, share), "tasks": sum(len(r.groups) for r in results)}
+    if all(r.reward for r in results):
+        out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
+    if valid := [r for r in rollouts if r.valid]:
+        out["length.mean"] = lengths(valid)["length.mean"]
+    out |= {k: v for k, v in endings(rollouts).items() if k in ("truncated", "failed")}
+    if len(results) > 1:
+        for name, part in zip(_distinct(r.environment for r in results), parts, strict=True):
+            out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
+    return out
+
+
+def _weighted(parts: Sequence[Estimate | None], share: Sequence[float]) -> Metrics:
+    known = [p for p in parts if p is not None]
+    if len(known) < len(parts):
+        return {"accuracy": None}
+    if len(known) == 1:
+        return _estimate(known[0])
+    value = math.fsum(w * p.value for w, p in zip(share, known, strict=True))
+    below = math.hypot(*(w * (p.value - p.low) for w, p in zip(share, known, strict=True)))
+    above = math.hypot(*(w * (p.high - p.value) for w, p in zip(share, known, strict=True)))
+    return {"accuracy": value, "low": max(0.0, value - below), "high": min(1.0, value + above)}
+
+
+def evaluation_metrics(result: Evaluation) -> Metrics:
+    """One evaluation as flat numbers: accuracy with interval, every pass@k and cons@k, reward, length, shares."""
+    out: Metrics = _estimate(result.accuracy)
+    out |= {name: e.value for name, e in result.estimates().items() if e is not None}
+    out |= {
+        "tasks": len(result.groups),
+        "samples": result.samples,
+        "failed": result.failed,
+        "length.mean": result.tokens,
+    }
+    if result.reward is not None:
+        out["reward"] = result.reward.value
+    return out
+
+
+def _estimate(e: Estimate | None) -> Metrics:
+    return {"accuracy": e.value, "low": e.low, "high": e.high} if e else {"accuracy": None}
+
+
+def _reported(valid: Sequence[AnyRollout]) -> Metrics:
+    """What environments said through ``agent.metric``: the mean over the rollouts that said it."""
+    names = sorted({n for r in valid for n in r.metrics})
+    return {f"metric.{n}": fmean(r.metrics[n] for r in valid if n in r.metrics) for n in names}
+
+
+def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
+    """Reward and success by environment, where there are several."""
+    names = sorted({g.environment for g in groups})
+    if len(names) < 2:
+        return {}
+    out: Metrics = {}
+    for name in names:
+        valid = [r for g in groups if g.environment == name for r in g.valid]
+        if valid:
+            out[f"environment.{name}.reward.mean"] = fmean(r.total for r in valid)
+            out[f"environment.{name}.success"] = fmean(map(_right, valid))
+    return out
+
+
+def _right(rollout: AnyRollout) -> bool:
+    return rollout.verdict is not None and rollout.verdict.total >= SUCCESS - _TOLERANCE
+
+
+def _of(name: str, values: Sequence[float]) -> Metrics:
+    finite = [v for v in values if math.isfinite(v)]
+    return {f"{name}.mean": fmean(finite), f"{name}.spread": pstdev(finite)} if finite else {}
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
+    return {f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))}
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    """Names made different from one another by a number: the same environment may be there twice."""
+    seen: Counter[str] = Counter()
+    out = []
+    for name in names:
+        seen[name] += 1
+        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return out

@@ -1,0 +1,71 @@
+"""The program: tasks are tried, tries are scored, scores move the model. Read this first; `Run` holds the limbs."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from . import health
+from .episodes import run_groups
+from .errors import StorageError
+from .plugins.hooks import RunEnd
+from .run import Interrupted, Run
+
+
+async def train(run: Run) -> dict[str, Any]:
+    """One run, from where it stands to its end; its summary, as in ``summary.json``.
+
+    Raises:
+        Interrupted: it was asked to stop, and has saved.
+        RunError: it cannot go on; the steps that were complete are saved.
+    """
+    run.begin()
+    try:
+        if not run.at.before:
+            run.at.before = await run.final("before")
+            await measured(run, 0)
+        while not run.over():
+            await one_step(run)
+        run.save()
+        summary = run.summary(after=await run.final("after"))
+    except Exception as e:
+        with suppress(StorageError):  # the first error is the one to show
+            run.save()
+        status = "interrupted" if isinstance(e, Interrupted) else "failed"
+        run.hooks.emit(RunEnd(step=run.at.step, status=status, error=str(e), summary={}))
+        raise
+    run.folder.write_summary(summary)
+    run.hooks.emit(RunEnd(step=run.at.step, status="finished", error="", summary=summary))
+    return summary
+
+
+async def one_step(run: Run) -> None:
+    """Pick, play, admit, learn, publish, measure, record, save."""
+    step = run.at.step + 1
+    clock = run.clock.fork()
+    with run.undone_unless_complete():
+        jobs = run.jobs(step)
+        with clock("rollouts"):
+            groups = await run.until_stopped(run_groups(jobs, run.setting(step), run.screen.advance))
+    admitted, refused = run.admit(groups)
+    batch = run.batch(admitted)
+    with run.indivisible():
+        with clock("update"):
+            learned = run.learner.step(batch) if batch.tokens else {}
+        with clock("publish"):
+            await run.engine.update(run.learner.weights())
+        run.count(step, groups)
+        held_out = await measured(run, step)
+        metrics = health.step_metrics(groups, refused=refused, learned=learned, held_out=held_out, seconds=clock.spent)
+        run.record(step, groups, metrics)
+    if run.due(run.recipe.checkpoint.every):
+        run.save()
+
+
+async def measured(run: Run, step: int) -> dict[str, Any]:
+    """Held-out metrics where they are due, else none."""
+    table = run.recipe.evaluation
+    last = step == run.recipe.run.steps
+    if not table.every or not (last or step % table.every == 0):
+        return {}
+    return await run.hold_out(table.split, table.tasks)

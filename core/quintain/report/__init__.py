@@ -1,0 +1,1 @@
+"""What a run shows: on the screen, in pictures, at its end."""

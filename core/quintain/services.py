@@ -1,0 +1,95 @@
+"""Starting the services of a run: in dependency order, probed, and stopped in reverse."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Protocol
+
+from .errors import RecipeError
+from .plugins.binding import bind, signature_of
+from .plugins.registry import Registry, current
+from .service import Service
+
+
+class Choice(Protocol):
+    """Which component fills a slot, as ``[services.<slot>]`` says."""
+
+    @property
+    def use(self) -> str: ...
+    @property
+    def args(self) -> Mapping[str, Any]: ...
+
+
+@asynccontextmanager
+async def opened(
+    choices: Mapping[str, Choice],
+    wanted: Iterable[str],
+    given: Mapping[str, Any],
+    state: Mapping[str, Mapping[str, Any]] | None = None,
+) -> AsyncIterator[dict[str, Any]]:
+    """Start every service that is chosen, or that something wants; yields them by slot.
+
+    Args:
+        choices: by slot. A wanted slot that is not among them is filled by the component of the slot's name, if there
+        is one.
+        wanted: slots that rewards, environments and pieces need.
+        given: what is there already, such as ``policy``.
+        state: by slot, what a checkpoint holds; restored once a service runs.
+
+    Raises:
+        RecipeError: nothing fills a wanted slot, or services need one another in a circle.
+        InfrastructureError: a service's probe failed.
+    """
+    plan = _plan(choices, wanted, given)
+    running: dict[str, Any] = dict(given)
+    async with AsyncExitStack() as stack:
+        for slot, component, args in plan:
+            service = bind(component, args, running, who=f"[services.{slot}]")
+            running[slot] = await stack.enter_async_context(service) if isinstance(service, Service) else service
+            if state and slot in state and isinstance(service, Service):
+                service.restore(state[slot])
+        yield running
+
+
+def _plan(
+    choices: Mapping[str, Choice], wanted: Iterable[str], given: Mapping[str, Any]
+) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    registry = current()
+    order: list[tuple[str, Any, Mapping[str, Any]]] = []
+    done: set[str] = set(given)
+
+    def visit(slot: str, trail: tuple[str, ...]) -> None:
+        if slot in done:
+            return
+        if slot in trail:
+            raise RecipeError(f"services need one another in a circle: {' -> '.join((*trail, slot))}")
+        component, args = _chosen(slot, choices, registry, trail)
+        for need in signature_of(component).needs:
+            visit(need.slot, (*trail, slot))
+        done.add(slot)
+        order.append((slot, component, args))
+
+    for slot in [*choices, *wanted]:
+        visit(slot, ())
+    return order
+
+
+def _chosen(
+    slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...]
+) -> tuple[Any, Mapping[str, Any]]:
+    if slot in choices:
+        return registry.load("service", choices[slot].use), choices[slot].args
+    if registry.matching(slot, "service"):
+        return registry.load("service", slot), {}
+    by = f" (needed by the service {trail[-1]!r})" if trail else ""
+    raise RecipeError(
+        f'a service {slot!r} is needed{by}: add [services.{slot}] with use = "..." to the recipe; '
+        "`quintain list services` shows what there is"
+    )
+
+
+def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a checkpoint keeps of each service; nothing for those without state."""
+    found = {slot: dict(s.state()) for slot, s in services.items() if isinstance(s, Service)}
+    return {slot: state for slot, state in found.items() if state}

@@ -1,0 +1,70 @@
+"""The code path of `quintain train --model Qwen/Qwen3-0.6B --env gsm8k`, on the real file and a folder shaped like the
+model.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from quintain.store import RunFolder
+
+from ..core.models import save_tiny
+
+DATA = os.environ.get("QUINTAIN_DATA", "")
+
+
+@pytest.mark.skipif(not (Path(DATA) / "gsm8k").is_dir(), reason="QUINTAIN_DATA does not name a folder with gsm8k/")
+def test_twenty_steps_on_gsm8k_survive_a_kill(tmp_path: Path) -> None:
+    """Random weights learn nothing here; that 20 steps run, are killed, go on and end is the point."""
+    save_tiny(tmp_path / "Qwen3-0.6B", context=1024)
+    changes = {
+        "run.name": "gsm8k",
+        "environments.0.args.path": str(Path(DATA) / "gsm8k"),
+        "model.dtype": "float32",
+        "learner.precision": "float32",
+        "learner.lr": "1e-4",
+        "sampling.max_tokens": "16",
+        "batch.groups": "2",
+        "batch.members": "4",
+        "evaluation.tasks": "4",
+        "evaluation.test.tasks": "4",
+        "evaluation.every": "10",
+        "checkpoint.every": "5",
+    }
+    sets = [word for key, value in changes.items() for word in ("--set", f"{key}={value}")]
+    words = ["train", "--model", "Qwen3-0.6B", "--env", "gsm8k", "--steps", "20", *sets]
+    first = quintain(tmp_path, *words)
+    metrics = tmp_path / "runs" / "gsm8k" / "metrics.jsonl"
+    deadline = time.monotonic() + 200
+    while time.monotonic() < deadline and first.poll() is None:
+        if metrics.exists() and metrics.read_text().count("\n") >= 7:
+            break
+        time.sleep(0.02)
+    first.kill()
+    _, err = first.communicate()
+    assert metrics.exists(), err
+    second = quintain(tmp_path, "train", "--resume", "gsm8k", "--json")
+    out, err = second.communicate(timeout=300)
+
+    assert 0 == second.returncode, err
+    assert (20, "gsm8k") == (json.loads(out)["steps"], json.loads(out)["environments"][0])
+    assert list(range(21))[1:] == [m["step"] for m in RunFolder.open(metrics.parent, lock=False).metrics()]
+
+
+def quintain(folder: Path, *words: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "OMP_NUM_THREADS": "2", "HF_HUB_OFFLINE": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "quintain", *words],
+        cwd=folder,
+        env=environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,176 @@
+"""Whole runs, as a user starts them: in their own process, killed, stopped, resumed, refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.store import RunFolder
+
+from ..core.models import save_tiny
+
+HERE = Path(__file__).parent
+STEPS = 8
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model and a recipe; runs go to ``runs``."""
+    folder = tmp_path_factory.mktemp("place")
+    save_tiny(folder / "model", context=256)
+    (folder / "recipe.toml").write_text(
+        f"""
+[run]
+steps = {STEPS}
+[model]
+name = "model"
+[[environments]]
+use = "letters:Letters"
+[algorithm]
+use = "grpo"
+[sampling]
+max_tokens = 8
+[batch]
+groups = 4
+members = 4
+[learner]
+lr = 3e-3
+warmup_steps = 2
+[evaluation]
+every = 3
+tasks = 8
+[evaluation.test]
+tasks = 8
+[checkpoint]
+every = 2
+"""
+    )
+    return folder
+
+
+def start(place: Path, *words: str) -> subprocess.Popen[str]:
+    environ = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "quintain", *words]
+    return subprocess.Popen(command, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=240)
+    assert status == process.returncode, err + out
+    return out, err
+
+
+def metrics(place: Path, run: str) -> list[dict[str, Any]]:
+    """The metrics of a run without what a clock says."""
+    records = RunFolder.open(place / "runs" / run, lock=False).metrics()
+    return [{k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k} for r in records]
+
+
+def wait_for_step(place: Path, run: str, step: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    path = place / "runs" / run / "metrics.jsonl"
+    while time.monotonic() < deadline and process.poll() is None:
+        if path.exists() and path.read_text().count("\n") >= step:
+            return
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> list[dict[str, Any]]:
+    """The metrics of the run that nothing happens to."""
+    out, _ = finish(start(place, "train", "recipe.toml", "--name", "calm", "--json"))
+    assert STEPS == json.loads(out)["steps"]
+    return metrics(place, "calm")
+
+
+def test_summary_holds_what_programs_read(place: Path, undisturbed: list[dict[str, Any]]) -> None:
+    """Accuracy before and after, time by phase, samples and tokens stand in the run folder."""
+    summary = json.loads((place / "runs" / "calm" / "summary.json").read_text())
+
+    assert 0 <= summary["held_out"]["before"]["accuracy"] <= summary["held_out"]["after"]["accuracy"] <= 1
+    assert {"total", "rollouts", "update", "evaluation"} <= set(summary["seconds"])
+    assert STEPS * 16 == summary["samples"]
+    assert sum(m["tokens"] for m in undisturbed) == summary["tokens"] > 0
+    assert (place / "runs" / "calm" / "curves.png").stat().st_size > 1000
+
+
+def test_rollouts_are_readable_by_datasets(place: Path, undisturbed: list[dict[str, Any]]) -> None:
+    """Each step's rollouts are a Parquet file that `datasets` opens, exact tokens included."""
+    import datasets
+
+    files = sorted(str(p) for p in (place / "runs" / "calm" / "rollouts").glob("*.parquet"))
+    rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
+
+    assert STEPS * 16 == len(rows)
+    assert {"reply", "ending"} <= set(rows.column_names)
+
+
+def test_checkpoint_loads_with_transformers(place: Path, undisturbed: list[dict[str, Any]]) -> None:
+    """The last checkpoint is an ordinary Hugging Face folder."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    (last,) = sorted((place / "runs" / "calm" / "checkpoints").glob("step-*"))[-1:]
+    model = AutoModelForCausalLM.from_pretrained(last / "model")
+
+    assert f"step-{STEPS:06d}" == last.name
+    assert 260 == len(AutoTokenizer.from_pretrained(last / "model")) == model.config.vocab_size
+
+
+@pytest.mark.parametrize(
+    "attempt", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
+)
+def test_killed_anywhere_and_resumed_is_the_same_run(
+    place: Path, undisturbed: list[dict[str, Any]], attempt: int
+) -> None:
+    """After `kill -9` at random points the metrics equal those of the undisturbed run, bit for bit."""
+    draw = random.Random(attempt)
+    name = f"killed-{attempt}"
+    process = start(place, "train", "recipe.toml", "--name", name)
+    for _ in range(2):
+        wait_for_step(place, name, draw.randrange(1, STEPS), process)
+        time.sleep(draw.random() * 0.3)
+        process.kill()
+        process.communicate()
+        process = start(place, "train", "--resume", name)
+    finish(process)
+
+    assert undisturbed == metrics(place, name)
+
+
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+def test_a_signal_saves_and_the_run_goes_on(place: Path, undisturbed: list[dict[str, Any]], number: int) -> None:
+    """Ctrl-C and SIGTERM end with status 130, a checkpoint and the command to go on."""
+    name = f"stopped-{number}"
+    process = start(place, "train", "recipe.toml", "--name", name)
+    wait_for_step(place, name, 3, process)
+    process.send_signal(number)
+    _, err = finish(process, 130)
+    done = metrics(place, name)
+
+    assert f"--resume runs/{name}" in err
+    assert (place / "runs" / name / "checkpoints" / f"step-{len(done):06d}").exists()
+    assert undisturbed[: len(done)] == done
+    finish(start(place, "train", "--resume", name))
+    assert undisturbed == metrics(place, name)
+
+
+def test_a_second_process_on_the_same_run_is_refused(place: Path) -> None:
+    """One run folder, one process."""
+    first = start(place, "train", "recipe.toml", "--name", "held")
+    wait_for_step(place, "held", 1, first)
+    _, err = finish(start(place, "train", "--resume", "held"), 1)
+    first.kill()
+    first.communicate()
+
+    assert "error:" in err
+    assert "Traceback" not in err
+    assert str(first.pid) in err
