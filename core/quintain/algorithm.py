@@ -264,8 +264,9 @@ class KL:
 
     k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d. On-policy, as a loss: k1 has no gradient in expectation (refused), k2
     has the gradient of KL(theta || ref), k3 that of the forward KL(ref || theta) (warned about). With ``score_factor``
-    the term is multiplied by exp(log theta - stopgrad log theta), which gives KL(theta || ref) at each prefix for all
-    three. In the reward the sum over a sample's tokens is subtracted before baselines.
+    the term is multiplied by exp(log theta - stopgrad log theta), so that its gradient is that of its own expectation:
+    of KL(theta || ref) at each prefix for k1 and k3, of E[d^2] / 2 for k2. In the reward the sum over a sample's tokens
+    is subtracted before baselines; with k1 that is the KL of whole sequences, exactly.
 
     Attributes:
         where: ``none``, ``reward`` or ``loss``.

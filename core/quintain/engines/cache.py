@@ -1,0 +1,117 @@
+"""The key-value cache: one block of memory, a row per sequence, each row at its own length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 256
+"""Rows grow by this many tokens, so that short sequences never pay for the whole context."""
+
+
+class KVStore:
+    """Keys and values of all layers, [layers, 2, rows, K, capacity, E], growing in rows and in length as needed.
+
+    Memory that no token has been written to is zero, never garbage: a masked NaN would still spoil the mixed values.
+    """
+
+    def __init__(
+        self, *, layers: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, context: int
+    ) -> None:
+        self.layers = layers
+        self.context = context
+        self._shape = (key_heads, head_dim)
+        self._options: Any = {"dtype": dtype, "device": device}
+        self.data = self._empty(0, 0)
+
+    @property
+    def rows(self) -> int:
+        return self.data.shape[2]
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that fit in a row now."""
+        return self.data.shape[4]
+
+    @property
+    def bytes(self) -> int:
+        return self.data.numel() * self.data.element_size()
+
+    def reserve(self, rows: int, length: int) -> None:
+        """Make room for *rows* rows of *length* tokens; what is stored stays."""
+        if rows <= self.rows and length <= self.capacity:
+            return
+        grown = min(-(-length // GROWTH) * GROWTH, max(self.context, length))
+        bigger = self._empty(max(rows, self.rows), max(grown, self.capacity))
+        bigger[:, :, : self.rows, :, : self.capacity] = self.data
+        self.data = bigger
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self.data = self._empty(0, 0)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
+        """Copy the first *length* tokens of each source row to its target row; all are read before any write."""
+        if not sources or not length:
+            return
+        self.data[:, :, list(targets), :, :length] = self.data[:, :, list(sources), :, :length]
+
+    def write(self, layer: int, rows: Tensor, positions: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Store *keys* and *values* [n, T, K, E] of *rows* [n] at *positions* [n, T]."""
+        at = (rows[:, None], slice(None), positions)
+        self.data[layer, 0][at] = keys
+        self.data[layer, 1][at] = values
+
+    def read(self, layer: int, rows: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of *rows*, each [n, length, K, E]."""
+        both = self.data[layer, :, rows, :, :length]
+        return both[0].transpose(1, 2), both[1].transpose(1, 2)
+
+    def _empty(self, rows: int, capacity: int) -> Tensor:
+        heads, head_dim = self._shape
+        return torch.zeros(self.layers, 2, rows, heads, capacity, head_dim, **self._options)
+
+
+class RowCache(Cache):
+    """A `KVStore` in the shape that a transformers forward takes: each row is written at its own positions.
+
+    Args:
+        rows: [n], the rows of the store that this forward's batch stands for.
+        positions: [n, T], where its tokens go.
+        length: how much of each row is read; the caller's mask says which part of it counts.
+    """
+
+    def __init__(self, store: KVStore, rows: Tensor, positions: Tensor, length: int) -> None:
+        super().__init__(layers=[_RowLayer(store, i, rows, positions, length) for i in range(store.layers)])
+
+
+class _RowLayer(CacheLayerMixin):
+    is_compileable = False
+    is_sliding = False
+
+    def __init__(self, store: KVStore, layer: int, rows: Tensor, positions: Tensor, length: int) -> None:
+        super().__init__()
+        self.is_initialized = True
+        self._store, self._layer, self._rows, self._positions, self._length = store, layer, rows, positions, length
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the store exists."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        keys, values = key_states.transpose(1, 2), value_states.transpose(1, 2)
+        self._store.write(self._layer, self._rows, self._positions, keys, values)
+        keys, values = self._store.read(self._layer, self._rows, self._length)
+        return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self._length, 0
+
+    def get_seq_length(self) -> int:
+        return self._length - self._positions.shape[1]
+
+    def get_max_length(self) -> int:
+        return self._store.context

@@ -1,0 +1,56 @@
+"""Log-likelihood of given replies under a token engine, as a service for rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine import TokenEngine
+from ..errors import UsageError
+from ..service import Service, need
+from ..task import Message
+
+
+class LikelihoodService(Service):
+    """A `Likelihood` over any engine that scores tokens; by default the policy itself."""
+
+    def __init__(self, *, engine: Any = need("policy"), temperature: float = 1.0) -> None:
+        """Use *engine*; *temperature* divides its logits.
+
+        Raises:
+            UsageError: *engine* gives no token log-probs.
+        """
+        if not isinstance(engine, TokenEngine):
+            raise UsageError(
+                f"services.likelihood: {type(engine).__name__} gives no token log-probs; "
+                "use an engine with exact tokens (embedded, vllm)"
+            )
+        self._engine = engine
+        self._temperature = temperature
+
+    async def logprobs(
+        self, prompt: str | Sequence[int] | Sequence[Message], reply: str | Sequence[int]
+    ) -> list[float]:
+        """Log-prob of each token of *reply* after *prompt*.
+
+        Args:
+            prompt: messages (rendered with the chat template), text as it is, or ids.
+            reply: text or ids. Text is encoded on its own, so that the prompt's tokens never change.
+
+        Raises:
+            LimitReached: both together exceed the context.
+        """
+        before = self._ids(prompt)
+        after = self._engine.codec.encode(reply) if isinstance(reply, str) else list(reply)
+        if not before:
+            raise ValueError("an empty prompt: the first token of the reply would have no condition")
+        return list(await self._engine.score([*before, *after], len(before), self._temperature))
+
+    def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
+        codec = self._engine.codec
+        if isinstance(prompt, str):
+            return codec.encode(prompt)
+        messages = [m for m in prompt if isinstance(m, Message)]
+        if messages:
+            return codec.encode(codec.render(messages, prompt=True))
+        return [i for i in prompt if isinstance(i, int)]

@@ -1,0 +1,71 @@
+"""Teacher-forced log-probs of given ids, several sequences at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .decoding import Forward, padded
+
+PASS_TOKENS = 4096
+"""Tokens, padding included, of one forward pass."""
+
+LOGITS = 16_000_000
+"""Logits held at a time."""
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class ScoreRequest:
+    """One call of ``score`` on its way."""
+
+    ids: tuple[int, ...]
+    start: int
+    temperature: float
+    future: asyncio.Future[list[float]]
+
+
+async def score_all(forward: Forward, requests: Sequence[ScoreRequest]) -> None:
+    """Answer *requests*, in passes of similar length, giving way to the event loop between them."""
+    ordered = sorted(requests, key=lambda r: (len(r.ids), r.ids, r.start))
+    try:
+        while ordered:
+            take = 1
+            while take < len(ordered) and len(ordered[take].ids) * (take + 1) <= PASS_TOKENS:
+                take += 1
+            batch, ordered = ordered[:take], ordered[take:]
+            _score_pass(forward, batch)
+            await asyncio.sleep(0)
+    except Exception as error:
+        for request in requests:
+            if not request.future.done():
+                request.future.set_exception(error)
+        raise
+
+
+def _score_pass(forward: Forward, batch: Sequence[ScoreRequest]) -> None:
+    """One forward pass over the distinct sequences of *batch*; only the positions asked for reach the output layer."""
+    hidden_NTD = forward.hidden(padded([r.ids[:-1] or r.ids for r in batch], forward.device))
+    rows = [i for i, r in enumerate(batch) for _ in r.ids[r.start :]]
+    places = [t for r in batch for t in range(r.start - 1, len(r.ids) - 1)]
+    wanted = torch.tensor([token for r in batch for token in r.ids[r.start :]], device=forward.device, dtype=torch.long)
+    temperatures = torch.tensor([r.temperature or 1.0 for r in batch for _ in r.ids[r.start :]], device=forward.device)
+    flat = hidden_NTD[rows, places] if rows else hidden_NTD.new_zeros(0, hidden_NTD.shape[-1])
+    logps = iter(_log_probs(forward, flat, wanted, temperatures))
+    for request in batch:
+        answer = [next(logps) for _ in request.ids[request.start :]]
+        if not request.future.done():
+            request.future.set_result(answer)
+
+
+def _log_probs(forward: Forward, hidden: Tensor, wanted: Tensor, temperatures: Tensor) -> list[float]:
+    out: list[float] = []
+    size = max(1, LOGITS // forward.vocab_size)
+    for part, ids, temperature in zip(hidden.split(size), wanted.split(size), temperatures.split(size), strict=True):
+        logits = forward.head(part)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None].to(logits.dtype)
+        out += (logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)).tolist()
+    return out

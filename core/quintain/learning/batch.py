@@ -1,0 +1,103 @@
+"""What a step learns from: samples in groups, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+from ..errors import UsageError
+from ..transcript import TrainingSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One rollout of one seat: its branches count once in baselines and denominators.
+
+    Attributes:
+        sequences: its branches; each sampled token is masked in exactly one of them.
+        verdict: reward without shaping.
+        shaping: what training adds.
+        group: samples with the same number are compared with one another.
+        environment: where the task came from.
+    """
+
+    sequences: tuple[TrainingSequence, ...]
+    verdict: float
+    shaping: float = 0.0
+    group: int
+    environment: str = ""
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.total):
+            raise UsageError(f"sample of group {self.group}: reward {self.verdict} + {self.shaping} is not finite")
+        for at, sequence in enumerate(self.sequences):
+            lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logps), len(sequence.versions)}
+            if len(lengths) != 1:
+                raise UsageError(
+                    f"sample of group {self.group}, sequence {at}: ids, mask, logps, versions differ in length"
+                )
+            if sequence.mask and sequence.mask[0]:
+                raise UsageError(
+                    f"sample of group {self.group}, sequence {at}: the first token has no context to train in"
+                )
+
+    @property
+    def total(self) -> float:
+        """Verdict plus shaping."""
+        return self.verdict + self.shaping
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that train."""
+        return sum(sum(sequence.mask) for sequence in self.sequences)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The samples of one step, taken up together.
+
+    Attributes:
+        samples: valid ones only; failed members left before.
+        temperature: of sampling, hence of the policy that is trained.
+        max_tokens: configured maximum of new tokens per sample, the constant of ``constant`` aggregation.
+    """
+
+    samples: tuple[Sample, ...]
+    temperature: float = 1.0
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UsageError(f"cannot train at temperature {self.temperature}: a greedy policy has no gradient")
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the members of each group, in order of first appearance."""
+        found: dict[int, list[int]] = {}
+        for i, sample in enumerate(self.samples):
+            found.setdefault(sample.group, []).append(i)
+        return tuple(tuple(members) for members in found.values())
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that train."""
+        return sum(sample.tokens for sample in self.samples)
+
+    def only(self, indices: Sequence[int]) -> Batch:
+        """The batch of some samples."""
+        return replace(self, samples=tuple(self.samples[i] for i in indices))
+
+    def minibatches(self, count: int, order: Sequence[int] | None = None) -> list[list[int]]:
+        """Indices of samples in *count* parts of whole groups (fewer parts where there are fewer groups).
+
+        Args:
+            order: of the groups; as they came where ``None``.
+        """
+        places = list(order) if order is not None else list(range(len(self.groups)))
+        count = max(1, min(count, len(places)))
+        cuts = [round(len(places) * k / count) for k in range(count + 1)]
+        parts = (places[a:b] for a, b in pairwise(cuts))
+        return [[i for g in part for i in self.groups[g]] for part in parts]

@@ -1,0 +1,31 @@
+"""Corrections for the mismatch between the sampler mu and the learner prox: weights that carry no gradient.
+
+A correction weighs the objective only; the KL term is not weighed. Denominators keep the tokens that a correction
+masks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..algorithm import correction
+from .terms import Terms
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@correction(name="none")
+def uncorrected(t: Terms) -> Tensor:
+    """Weight 1: mu and prox are taken to be one policy."""
+    return torch.ones_like(t.mu_logp)
+
+
+@correction
+def tis(t: Terms, *, cap: float = 2.0) -> Tensor:
+    """min(prox / mu, cap) per token: truncated importance sampling (Yao et al. 2025; cap 2 as in verl and
+    open-instruct).
+    """
+    return t.mismatch().clamp(max=cap)

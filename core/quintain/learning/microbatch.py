@@ -1,0 +1,137 @@
+"""Micro-batches: parts of a batch that fit the token budget. No term is ever split over two of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Level
+from ..model.forward import Bundle, Row
+from .batch import Batch, Sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The trained tokens of a whole batch, flat, in the order of samples, sequences and places. [N]."""
+
+    batch: Batch
+
+    @cached_property
+    def mu_logp(self) -> Tensor:
+        """Log-probs under the sampler, float64."""
+        return torch.tensor([logp for sample in self.batch.samples for logp in _sampled(sample)], dtype=torch.float64)
+
+    @cached_property
+    def sample(self) -> Tensor:
+        """Index of each token's sample."""
+        counts = torch.tensor([sample.tokens for sample in self.batch.samples], dtype=torch.long)
+        return torch.arange(len(counts)).repeat_interleave(counts)
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """Where each sample's tokens begin."""
+        places = [0]
+        for sample in self.batch.samples:
+            places.append(places[-1] + sample.tokens)
+        return places
+
+    def of(self, indices: Sequence[int]) -> Tensor:
+        """Flat places of the tokens of some samples, in their order."""
+        spans = [torch.arange(self.starts[i], self.starts[i + 1]) for i in indices]
+        return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
+
+
+def _sampled(sample: Sample) -> Iterable[float]:
+    for sequence in sample.sequences:
+        yield from (logp for logp, trains in zip(sequence.logps, sequence.mask, strict=True) if trains)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatch:
+    """Samples whose terms are computed together.
+
+    Attributes:
+        members: per bundle, indices into the batch.
+        bundles: their rows.
+        sample: local sample of each token, [N].
+        group: local group of each sample, [S].
+        places: flat places of the tokens in the batch's `Columns`, [N].
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    bundles: tuple[Bundle, ...]
+    sample: Tensor
+    group: Tensor
+    places: Tensor
+
+    @classmethod
+    def of(cls, columns: Columns, members: Sequence[Sequence[int]]) -> MicroBatch:
+        samples = columns.batch.samples
+        flat = [i for bundle in members for i in bundle]
+        counts = torch.tensor([samples[i].tokens for i in flat], dtype=torch.long)
+        numbers = {number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))}
+        return cls(
+            members=tuple(tuple(bundle) for bundle in members),
+            bundles=tuple(_bundle([samples[i] for i in bundle]) for bundle in members),
+            sample=torch.arange(len(flat)).repeat_interleave(counts),
+            group=torch.tensor([numbers[samples[i].group] for i in flat], dtype=torch.long),
+            places=columns.of(flat),
+        )
+
+
+def _bundle(samples: Sequence[Sample]) -> Bundle:
+    return [
+        Row(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
+        for sample in samples
+        for sequence in sample.sequences
+        if any(sequence.mask)
+    ]
+
+
+def micro_batches(
+    columns: Columns, indices: Sequence[int], *, budget: int, level: Level, cost: Callable[[Bundle], int]
+) -> list[MicroBatch]:
+    """Cut the samples at *indices* into micro-batches of about *budget* tokens.
+
+    Groups stay together, so that their shared prompt is computed once, unless one alone exceeds the budget; a sample is
+    never split, nor a group where terms read groups. Groups of like length go together, longest first. The cut depends
+    on nothing but the batch.
+
+    Args:
+        level: what one term reads.
+        cost: tokens that a bundle costs.
+    """
+    samples = columns.batch.samples
+    wanted = set(indices)
+    groups = [[i for i in members if i in wanted and samples[i].tokens] for members in columns.batch.groups]
+    bundles = [part for group in groups if group for part in _parts(group, samples, budget, level, cost)]
+    costs = [cost(_bundle([samples[i] for i in bundle])) for bundle in bundles]
+    longest = [max(len(s.ids) for i in bundle for s in samples[i].sequences) for bundle in bundles]
+    order = sorted(range(len(bundles)), key=lambda k: (-longest[k], k))
+    filled: list[list[list[int]]] = []
+    room = 0
+    for k in order:
+        if not filled or costs[k] > room:
+            filled.append([])
+            room = budget
+        filled[-1].append(bundles[k])
+        room -= costs[k]
+    return [MicroBatch.of(columns, members) for members in filled]
+
+
+def _parts(
+    group: list[int], samples: Sequence[Sample], budget: int, level: Level, cost: Callable[[Bundle], int]
+) -> list[list[int]]:
+    """A group in parts that fit the budget, members of like length together."""
+    if level == "group" or cost(_bundle([samples[i] for i in group])) <= budget:
+        return [group]
+    parts: list[list[int]] = []
+    for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in samples[i].sequences), i)):
+        if not parts or cost(_bundle([samples[j] for j in (*parts[-1], i)])) > budget:
+            parts.append([])
+        parts[-1].append(i)
+    return parts

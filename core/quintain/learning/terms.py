@@ -1,0 +1,85 @@
+"""What an objective or a correction sees of a micro-batch: trained tokens only, laid flat.
+
+Observation and prompt tokens are not there, so nothing can leak into them. N trained tokens, S samples, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..algorithm import Anchor
+from ..errors import UsageError
+
+Pool = Literal["token", "product", "geometric"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """Log-probs at the policy's temperature under mu, prox, theta and ref, and what else a term may read.
+
+    Attributes:
+        logp: under theta, with gradient, [N].
+        mu_logp: under the sampler, at each token's own version, [N].
+        prox_logp: under the learner when the batch was taken up, [N].
+        ref_logp: under ref, [N]; ``None`` unless the KL term is on.
+        advantage: [N].
+        entropy: of theta, in nats, [N]; with gradient where the piece reads it.
+        sample: which sample each token belongs to, [N], from 0 without gaps.
+        group: which group each sample belongs to, [S], from 0 without gaps.
+        anchor: what ratios are taken to.
+        statistics: further statistics that pieces asked for, each [N].
+    """
+
+    logp: Tensor
+    mu_logp: Tensor
+    prox_logp: Tensor
+    ref_logp: Tensor | None = None
+    advantage: Tensor
+    entropy: Tensor
+    sample: Tensor
+    group: Tensor
+    anchor: Anchor = "prox"
+    statistics: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def log_ratio(self, anchor: Anchor | None = None) -> Tensor:
+        """log theta - log anchor, [N]."""
+        return self.logp - (self.mu_logp if (anchor or self.anchor) == "mu" else self.prox_logp)
+
+    def ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
+        """theta / anchor: of each token [N], or of each sample [S] as the product or the geometric mean of its
+        tokens'.
+        """
+        return self._pooled(self.log_ratio(anchor), pool).exp()
+
+    def mismatch(self, pool: Pool = "token") -> Tensor:
+        """prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
+        return self._pooled((self.prox_logp - self.mu_logp).detach(), pool).exp()
+
+    def _pooled(self, log: Tensor, pool: Pool) -> Tensor:
+        if pool == "token":
+            return log
+        if pool not in ("product", "geometric"):
+            raise UsageError(f"a ratio is pooled by 'token', 'product' or 'geometric', not {pool!r}")
+        return self.sample_sum(log) if pool == "product" else self.sample_mean(log)
+
+    def sample_sum(self, x: Tensor) -> Tensor:
+        """Sum of [N] over each sample's tokens, [S]."""
+        return x.new_zeros(self.group.shape[0]).index_add(0, self.sample, x)
+
+    def sample_mean(self, x: Tensor) -> Tensor:
+        """Mean of [N] over each sample's tokens, [S]."""
+        return self.sample_sum(x) / self.sample_sum(torch.ones_like(x)).clamp(min=1)
+
+    def group_sum(self, x: Tensor) -> Tensor:
+        """Sum of [S] over each group's samples, [G]."""
+        groups = int(self.group.max()) + 1 if self.group.numel() else 0
+        return x.new_zeros(groups).index_add(0, self.group, x)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[S] to [N]: each token gets its sample's value."""
+        return x.index_select(0, self.sample)

@@ -1,0 +1,30 @@
+"""The learner's weights as an engine takes them up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..model.adapters import has_adapters, merged_tensors
+
+
+class ModuleWeights:
+    """Live weights under the names of a Hugging Face checkpoint.
+
+    Attributes:
+        module: what they belong to; an engine that shares tensors reads it.
+        version: of these weights.
+    """
+
+    def __init__(self, module: nn.Module, version: int) -> None:
+        self.module = module
+        self.version = version
+
+    def tensors(self) -> Mapping[str, Tensor]:
+        """Name to tensor, detached, not copied; with adapters the merged weight, in a copy."""
+        if not has_adapters(self.module):
+            return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
+        with torch.no_grad():
+            return {name: tensor.detach() for name, tensor in merged_tensors(self.module)}

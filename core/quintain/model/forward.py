@@ -1,0 +1,407 @@
+"""Training forward passes: rows of tokens to hidden states at the positions that are asked for.
+
+Layouts:
+    shared: over the layers of `Decoder`. What the rows of a bundle have in common at the start is computed once and
+        read by all of them; gradients flow back through it. Linear layers see no padding; attention pads inside a
+        micro-batch only.
+    bucketed: the module's own forward over right-padded rows.
+    packed: the module's own forward over one row whose position ids restart; only for attention kernels of variable
+        length.
+
+Shapes: F tokens laid flat, N asked positions, D hidden size, M bundles, G rows of a bundle, P tokens of a shared start,
+T tokens of a rest, H query heads, K key heads, E head size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from ..errors import UsageError
+from .fused import TrainingDecoder
+from .head import Statistics, statistics
+from .layers import Decoder
+
+log = logging.getLogger(__name__)
+
+Layout = Literal["shared", "bucketed", "packed"]
+PROBE_TOLERANCE = 1e-3
+"""Nats by which a layout may differ from the plain forward at the probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Token ids, and the places (from 1, increasing) whose log-probs are asked for."""
+
+    ids: Sequence[int]
+    places: Sequence[int]
+
+
+Bundle = Sequence[Row]
+"""Rows that may share their start."""
+
+
+class Forward:
+    """Log-probs and other statistics of rows under a module.
+
+    Args:
+        module: a causal language model of transformers, possibly with adapters.
+        layout: ``auto`` takes the fastest that the probe finds equal to the plain forward.
+        checkpointing: keep only the input of each layer for the backward pass.
+
+    Raises:
+        UsageError: log-probs are not a linear map of the last hidden state (a head with a bias or a soft cap).
+    """
+
+    def __init__(
+        self, module: nn.Module, *, layout: Layout | Literal["auto"] = "auto", checkpointing: bool = False
+    ) -> None:
+        self.module = module
+        self.checkpointing = checkpointing
+        self.decoder = TrainingDecoder.of(module)
+        self.layout: Layout = self._choose(layout)
+        if checkpointing and self.layout != "shared":
+            _checkpoint_own_layers(module)
+
+    def statistics(
+        self,
+        bundles: Sequence[Bundle],
+        *,
+        temperature: float = 1.0,
+        math: torch.dtype | None = None,
+    ) -> Statistics:
+        """Statistics at all asked places, in the order of bundles, rows and places."""
+        hidden_ND = self.hidden(bundles)
+        targets = [row.ids[place] for bundle in bundles for row in bundle for place in row.places]
+        target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
+        return statistics(hidden_ND, self.head_weight, target_N, temperature=temperature, math=math)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]."""
+        head = cast(Any, self.module).get_output_embeddings()
+        if hasattr(head, "base_layer"):
+            raise UsageError("an adapter on the output layer is not supported; leave it out of target_modules")
+        return head.weight
+
+    def hidden(self, bundles: Sequence[Bundle]) -> Tensor:
+        """Hidden states [N, D] from which the asked tokens were predicted, after the last norm."""
+        if self.layout == "shared":
+            assert self.decoder is not None
+            return _shared_hidden(self.decoder, Plan.of(bundles, self.decoder.device), self.checkpointing)
+        rows = [row for bundle in bundles for row in bundle]
+        return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
+
+    def cost(self, bundle: Bundle) -> int:
+        """Tokens that the layers see for *bundle*."""
+        lengths = [len(row.ids) - 1 for row in bundle]
+        if self.layout != "shared":
+            return sum(lengths)
+        return sum(lengths) - (len(bundle) - 1) * shared_start(bundle)
+
+    def _choose(self, wanted: Layout | Literal["auto"]) -> Layout:
+        if wanted == "shared" and self.decoder is None:
+            raise UsageError(f"layout 'shared' does not know {type(self.module).__name__}; use 'auto' or 'bucketed'")
+        attention = str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
+        candidates: list[Layout] = [] if wanted == "auto" else [wanted]
+        if wanted == "auto" and self.decoder is not None:
+            candidates.append("shared")
+        if wanted == "auto" and "flash" in attention:
+            candidates.append("packed")
+        candidates.append("bucketed")
+        chosen: Layout = next((layout for layout in candidates if self._agrees(layout)), "bucketed")
+        if chosen != candidates[0]:
+            log.warning("layout %r disagrees with the plain forward pass; %r is used", candidates[0], chosen)
+        return chosen
+
+    @torch.no_grad()
+    def _agrees(self, layout: Layout) -> bool:
+        """Compare a layout with one plain forward per row, on three short rows.
+
+        Raises:
+            UsageError: even padded rows differ, so the head is not the linear map that the scorer needs.
+        """
+        vocab = self.head_weight.shape[0]
+        texts = [[(7 * i + 3 * j + 1) % vocab for j in range(n)] for i, n in ((0, 9), (1, 6), (1, 4))]
+        texts[2][:2] = texts[1][:2]
+        bundle = [Row(ids, range(1, len(ids))) for ids in texts]
+        self.layout = layout
+        got_N = self.statistics([bundle[:1], bundle[1:]]).logp
+        want_N = torch.cat([self._plain_logps(ids) for ids in texts])
+        agrees = bool((got_N - want_N).abs().max() <= _tolerance(got_N, self.head_weight.dtype))
+        if not agrees and layout == "bucketed":
+            raise UsageError(
+                f"{type(self.module).__name__} does not compute its logits as a plain product with the last hidden "
+                "state (soft cap, scale or bias), which the scorer needs"
+            )
+        return agrees
+
+    def _plain_logps(self, ids: list[int]) -> Tensor:
+        device = self.head_weight.device
+        ids_1T = torch.tensor([ids], device=device)
+        logits_TV = cast(Any, self.module)(input_ids=ids_1T, use_cache=False).logits[0, :-1]
+        wide = logits_TV.dtype if logits_TV.dtype == torch.float64 else torch.float32
+        return logits_TV.to(wide).log_softmax(-1).gather(1, ids_1T[0, 1:, None])[:, 0]
+
+    def _body(self, **inputs: Tensor | None) -> Tensor:
+        module = cast(Any, self.module)
+        base = module.get_base_model() if hasattr(module, "get_base_model") else module
+        return base.base_model(**inputs, use_cache=False).last_hidden_state
+
+    def _bucketed(self, rows: Sequence[Row]) -> Tensor:
+        device = self.head_weight.device
+        longest = max(len(row.ids) for row in rows) - 1
+        ids_RT = torch.zeros(len(rows), longest, dtype=torch.long)
+        real_RT = torch.zeros(len(rows), longest, dtype=torch.long)
+        for r, row in enumerate(rows):
+            n = len(row.ids) - 1
+            ids_RT[r, :n] = torch.tensor(list(row.ids[:-1]), dtype=torch.long)
+            real_RT[r, :n] = 1
+        positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
+        mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
+        hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
+        at = [r * longest + place - 1 for r, row in enumerate(rows) for place in row.places]
+        return hidden_RTD.flatten(0, 1).index_select(0, torch.tensor(at, dtype=torch.long, device=device))
+
+    def _packed(self, rows: Sequence[Row]) -> Tensor:
+        device = self.head_weight.device
+        ids = [i for row in rows for i in row.ids[:-1]]
+        positions = [p for row in rows for p in range(len(row.ids) - 1)]
+        starts = 0
+        at: list[int] = []
+        for row in rows:
+            at.extend(starts + place - 1 for place in row.places)
+            starts += len(row.ids) - 1
+        ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
+        hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
+        return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
+
+
+def _checkpoint_own_layers(module: nn.Module) -> None:
+    """Switch on the module's own checkpointing, which works in training mode only; its dropout must be 0."""
+    owner = cast(Any, module)
+    renamed = hasattr(owner, "activation_checkpointing_enable")  # in transformers 5
+    name = "activation" if renamed else "gradient"
+    settings = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
+    getattr(owner, f"{name}_checkpointing_enable")(**settings)
+    module.train()
+
+
+def _tolerance(logp_N: Tensor, weights: torch.dtype) -> float:
+    """Half precision rounds differently in every layout; allow what its 8 bits of mantissa explain."""
+    return PROBE_TOLERANCE if weights in (torch.float32, torch.float64) else 0.02 * (1 + float(logp_N.abs().max()))
+
+
+def shared_start(bundle: Bundle) -> int:
+    """Tokens at the start that all rows have in common; every row keeps at least one input token of its own."""
+    if len(bundle) < 2:
+        return 0
+    first, last = min(list(row.ids) for row in bundle), max(list(row.ids) for row in bundle)
+    most = min(len(row.ids) for row in bundle) - 2
+    same = 0
+    while same < most and first[same] == last[same]:
+        same += 1
+    return same
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """A ragged pile of flat tokens as a block, and back, both as gathers.
+
+    Attributes:
+        shape: of the block.
+        block_to_flat: for each place of the block the flat token (0 where there is none); ``None`` where nothing is
+            padded.
+        flat_to_block: the inverse.
+        real: boolean, of shape *shape*; ``None`` where nothing is padded.
+    """
+
+    shape: tuple[int, ...]
+    block_to_flat: Tensor | None
+    flat_to_block: Tensor | None
+    real: Tensor | None
+
+    @classmethod
+    def of(cls, lengths: Sequence[Sequence[int]], device: torch.device) -> Padding:
+        """Flat tokens of [bundle][row] runs of *lengths*, as a block [M, G, T]."""
+        shape = (len(lengths), max(map(len, lengths)), max(n for bundle in lengths for n in bundle))
+        if all(len(bundle) == shape[1] and all(n == shape[2] for n in bundle) for bundle in lengths):
+            return cls(shape=shape, block_to_flat=None, flat_to_block=None, real=None)
+        sizes_MG = torch.zeros(shape[:2], dtype=torch.long)
+        for m, bundle in enumerate(lengths):
+            sizes_MG[m, : len(bundle)] = torch.tensor(bundle)
+        real = torch.arange(shape[2]) < sizes_MG.unsqueeze(-1)
+        flat_to_block = real.flatten().nonzero()[:, 0]
+        block_to_flat = torch.zeros(real.numel(), dtype=torch.long)
+        block_to_flat[flat_to_block] = torch.arange(flat_to_block.numel())
+        return cls(
+            shape=shape,
+            block_to_flat=block_to_flat.to(device),
+            flat_to_block=flat_to_block.to(device),
+            real=real.to(device),
+        )
+
+    def block(self, flat: Tensor) -> Tensor:
+        """[F, ...] to [*shape, ...]; padded places hold a copy of token 0, which attention must mask."""
+        if self.block_to_flat is None or self.flat_to_block is None:
+            return flat.unflatten(0, self.shape)
+        return cast(Tensor, _Rearrange.apply(flat, self.block_to_flat, self.flat_to_block)).unflatten(0, self.shape)
+
+    def flat(self, block: Tensor) -> Tensor:
+        """[*shape, ...] to [F, ...]."""
+        merged = block.flatten(0, len(self.shape) - 1)
+        return merged if self.flat_to_block is None else merged.index_select(0, self.flat_to_block)
+
+
+class _Rearrange(torch.autograd.Function):
+    """A gather whose gradient is the inverse gather: copies in padded places carry none (they are masked)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return grad.index_select(0, inverse), None, None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Where everything of a micro-batch lies: first the shared starts of all bundles, flat, then all rests.
+
+    Attributes:
+        ids, positions: of the flat tokens, [F].
+        starts: flat tokens that belong to shared starts.
+        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no bundle shares anything.
+        asked: flat token that predicts each asked place, [N].
+    """
+
+    ids: Tensor
+    positions: Tensor
+    starts: int
+    start: Padding | None
+    rest: Padding
+    asked: Tensor
+
+    @classmethod
+    def of(cls, bundles: Sequence[Bundle], device: torch.device) -> Plan:
+        shared = [shared_start(bundle) for bundle in bundles]
+        if not any(shared):
+            bundles, shared = [[row] for bundle in bundles for row in bundle], []
+        common = shared or [0] * len(bundles)
+        ids = [i for n, bundle in zip(shared, bundles, strict=False) for i in bundle[0].ids[:n]]
+        positions = [p for n in shared for p in range(n)]
+        starts, begin = len(ids), 0
+        asked: list[int] = []
+        for n, bundle in zip(common, bundles, strict=True):
+            for row in bundle:
+                asked.extend(begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.places)
+                ids.extend(row.ids[n:-1])
+                positions.extend(range(n, len(row.ids) - 1))
+            begin += n
+        lengths = [[len(row.ids) - 1 - n for row in bundle] for n, bundle in zip(common, bundles, strict=True)]
+        return cls(
+            ids=torch.tensor(ids, dtype=torch.long, device=device),
+            positions=torch.tensor(positions, dtype=torch.long, device=device),
+            starts=starts,
+            start=Padding.of([[n] for n in shared], device) if shared else None,
+            rest=Padding.of(lengths, device),
+            asked=torch.tensor(asked, dtype=torch.long, device=device),
+        )
+
+
+def _shared_hidden(decoder: Decoder, plan: Plan, checkpointing: bool) -> Tensor:
+    """Hidden states [N, D] at the asked places. The last layer's output is computed there only."""
+    hidden_FD = decoder.embed(plan.ids)
+    cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
+    mask = _rest_mask(plan, hidden_FD.dtype)
+    last = decoder.layers[-1].index
+
+    def run(index: int, hidden_FD: Tensor) -> Tensor:
+        layer = decoder.layers[index]
+        query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
+        mixed = _attend(plan, query, key, value, mask, decoder.scaling)
+        if index == last:
+            hidden_FD, mixed = hidden_FD.index_select(0, plan.asked), mixed.index_select(0, plan.asked)
+        return decoder.mlp(layer, decoder.after_attention(layer, hidden_FD, mixed))
+
+    keep = checkpointing and torch.is_grad_enabled()
+    for layer in decoder.layers:
+        hidden_FD = (
+            checkpoint(run, layer.index, hidden_FD, use_reentrant=False) if keep else run(layer.index, hidden_FD)
+        )
+    return decoder.final_norm(hidden_FD)
+
+
+def _rest_mask(plan: Plan, dtype: torch.dtype) -> Tensor | None:
+    """Additive mask [M, 1, T, P + T] of rests over shared starts and themselves; ``None`` where it is plainly
+    causal.
+    """
+    if plan.start is None:
+        return None
+    device = plan.ids.device
+    t, p = plan.rest.shape[2], plan.start.shape[2]
+    causal_TT = torch.ones(t, t, dtype=torch.bool, device=device).tril()
+    seen = torch.ones(1, 1, p, dtype=torch.bool, device=device) if plan.start.real is None else plan.start.real
+    both = torch.cat([seen.expand(-1, t, -1), causal_TT.expand(seen.shape[0], -1, -1)], dim=-1).unsqueeze(1)
+    return torch.zeros(both.shape, dtype=dtype, device=device).masked_fill_(~both, float("-inf"))
+
+
+def _attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E].
+
+    In float32 on a CPU: its bfloat16 kernel takes three times as long there, and rounds.
+    """
+    if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
+        with torch.autocast("cpu", enabled=False):
+            return _attend(plan, query.float(), key.float(), value.float(), mask, scaling)
+    rest_q, rest_k, rest_v = (plan.rest.block(x[plan.starts :]) for x in (query, key, value))
+    if plan.start is None or mask is None:
+        mixed = _causal(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), scaling)
+        return plan.rest.flat(mixed.unsqueeze(1))
+    start_q, start_k, start_v = (plan.start.block(x[: plan.starts]).squeeze(1) for x in (query, key, value))
+    start_mixed = plan.start.flat(_causal(start_q, start_k, start_v, scaling).unsqueeze(1))
+    rest_mixed = plan.rest.flat(_cascade(rest_q, start_k, start_v, rest_k, rest_v, mask, scaling))
+    return torch.cat([start_mixed, rest_mixed])
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    """Causal attention over [M, T, heads, E]."""
+    mixed = functional.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        is_causal=True,
+        scale=scaling,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return mixed.transpose(1, 2)
+
+
+def _cascade(
+    query: Tensor, start_k: Tensor, start_v: Tensor, rest_k: Tensor, rest_v: Tensor, mask: Tensor, scaling: float
+) -> Tensor:
+    """Attention of rests [M, G, T, H, E] over shared starts [M, P, K, E] and themselves [M, G, T, K, E]."""
+    m, g, t, h, _ = query.shape
+    p = start_k.shape[1]
+    key = torch.cat([start_k.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_k], dim=2).flatten(0, 1)
+    value = torch.cat([start_v.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_v], dim=2).flatten(0, 1)
+    wide = mask.expand(m, 1, t, p + t).repeat_interleave(g, 0) if mask.shape[0] > 1 else mask
+    mixed = functional.scaled_dot_product_attention(
+        query.flatten(0, 1).transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=wide,
+        scale=scaling,
+        enable_gqa=h != start_k.shape[2],
+    )
+    return mixed.transpose(1, 2).unflatten(0, (m, g))

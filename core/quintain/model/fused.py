@@ -1,0 +1,177 @@
+"""The layers between the matrix products as single differentiable functions, for training on layers of our own.
+
+Left to autograd, norms, rotary embeddings and the gated activation write and read a dozen temporaries of the size of
+the hidden states; at small models that costs as much as half of the products. Each function here keeps its input only
+and writes its gradient in place into one buffer. Inside, math is float32 at least; outputs have the type that the next
+product wants.
+
+Shapes: F tokens laid flat, D hidden size, H query heads, K key heads, E head size, W width of the feed-forward network.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from .layers import Decoder, Layer
+
+
+class TrainingDecoder(Decoder):
+    """`Decoder` with fused functions; same results up to rounding. Adapters and other shapes take the plain way."""
+
+    def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+        module = cast(Any, norm)
+        return cast(Tensor, _RmsNorm.apply(hidden, module.weight, module.variance_epsilon, _product_type(hidden)))
+
+    def qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attention = cast(Any, layer.attention)
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        joined_FO = _joined_linear(parts, self.rms_norm(layer.before_attention, hidden))
+        gain = None
+        epsilon = 0.0
+        if hasattr(attention, "q_norm"):
+            shape = (-1, self.head_dim)
+            weights = (
+                attention.q_norm.weight.expand(self.heads, -1),
+                attention.k_norm.weight.expand(self.key_heads, -1),
+            )
+            gain = torch.cat(weights).reshape(shape)
+            epsilon = attention.q_norm.variance_epsilon
+        return cast(Any, _Heads.apply(joined_FO, gain, cos, sin, (self.heads, self.key_heads, self.head_dim), epsilon))
+
+    def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
+        block = cast(Any, layer.feedforward)
+        joined_FO = _joined_linear((block.gate_proj, block.up_proj), self.rms_norm(layer.before_feedforward, hidden))
+        return hidden + block.down_proj(_Gated.apply(joined_FO))
+
+
+def _product_type(x: Tensor) -> torch.dtype:
+    """What a matrix product of *x* would run in here."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def _joined_linear(parts: tuple[Any, ...], x: Tensor) -> Tensor:
+    """Several linear maps of one input, side by side; one product unless an adapter sits on one of them."""
+    if not all(type(part) is nn.Linear for part in parts):
+        return torch.cat([part(x) for part in parts], dim=-1)
+    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
+    return functional.linear(x, torch.cat([part.weight for part in parts]), bias)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
+    """1 / sqrt(mean x^2 + epsilon) over the last dimension, kept."""
+    return torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+
+
+def _norm_backward(grad: Tensor, x: Tensor, inverse: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of y = x inverse(x) gain: for x, and for gain before it is summed over tokens. *grad* is
+    overwritten.
+    """
+    unit = x * inverse
+    by_gain = grad * unit
+    grad.mul_(gain)
+    along = (by_gain * gain).mean(-1, keepdim=True)
+    return grad.addcmul_(unit, along, value=-1).mul_(inverse), by_gain
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, epsilon: float, kind: torch.dtype) -> Tensor:
+        wide = _wide(x)
+        inverse = _inverse_rms(wide, epsilon)
+        ctx.save_for_backward(x, gain, inverse)
+        return (wide * inverse).mul_(gain).to(kind)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, gain, inverse = ctx.saved_tensors
+        wide = _wide(x)
+        grad = grad.to(wide.dtype, copy=True)
+        by_x, by_gain = _norm_backward(grad, wide, inverse, gain)
+        return by_x.to(x.dtype), by_gain.flatten(0, -2).sum(0).to(gain.dtype), None, None
+
+
+class _Heads(torch.autograd.Function):
+    """Joined projections [F, (H + 2 K) E] to rotated queries [F, H, E], rotated keys and plain values [F, K, E]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        joined: Tensor,
+        gain: Tensor | None,
+        cos: Tensor,
+        sin: Tensor,
+        shape: tuple[int, int, int],
+        epsilon: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        heads, key_heads, size = shape
+        blocks = joined.unflatten(-1, (-1, size))
+        turned, value = blocks[:, : heads + key_heads], blocks[:, heads + key_heads :]
+        wide = _wide(turned)
+        inverse = None
+        if gain is not None:
+            inverse = _inverse_rms(wide, epsilon)
+            wide = (wide * inverse).mul_(gain)
+        out = _rotate(wide, cos, sin).to(joined.dtype)
+        ctx.save_for_backward(joined, gain, inverse, cos, sin)
+        ctx.shape = shape
+        return out[:, :heads], out[:, heads:], value.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, by_query: Tensor, by_key: Tensor, by_value: Tensor) -> tuple[Tensor | None, ...]:
+        joined, gain, inverse, cos, sin = ctx.saved_tensors
+        heads, key_heads, size = ctx.shape
+        both = heads + key_heads
+        grad = torch.empty_like(joined)
+        out = grad.unflatten(-1, (-1, size))
+        out[:, both:] = by_value
+        back = _rotate(_wide(torch.cat([by_query, by_key], dim=1)), cos, -sin)
+        by_gain = None
+        if gain is not None:
+            x = _wide(joined.unflatten(-1, (-1, size))[:, :both])
+            back, by_gain = _norm_backward(back, x, inverse, gain)
+            by_gain = by_gain.sum(0).to(gain.dtype)
+        out[:, :both] = back
+        return grad, by_gain, None, None, None, None
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Half-split rotary embedding of [F, heads, E] by [F, E]; its transpose is the same with -sin."""
+    half = x.shape[-1] // 2
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+class _Gated(torch.autograd.Function):
+    """silu(gate) * up of [F, 2 W] laid side by side, to [F, W]."""
+
+    @staticmethod
+    def forward(ctx: Any, joined: Tensor) -> Tensor:
+        ctx.save_for_backward(joined)
+        gate, up = joined.chunk(2, dim=-1)
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (joined,) = ctx.saved_tensors
+        gate, up = joined.chunk(2, dim=-1)
+        out = torch.empty_like(joined)
+        by_gate, by_up = out.chunk(2, dim=-1)
+        torch.mul(grad, functional.silu(gate), out=by_up)
+        torch.ops.aten.silu_backward.grad_input(grad * up, gate, grad_input=by_gate)
+        return out

@@ -1,0 +1,171 @@
+"""Hidden states to statistics of the next-token distribution, in chunks: the logits of a whole batch never exist.
+
+The forward pass keeps the hidden states only; the backward pass computes the logits of each chunk again. Peak memory is
+that of one chunk instead of several copies of [N, V] logits, for one more product with the head.
+
+Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens of a chunk.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK_ELEMENTS = 1 << 24
+"""Logits in one chunk (64 MiB of float32)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What is known of the policy at each of N tokens, at its temperature. Natural logarithms.
+
+    Attributes:
+        logp: log-prob of the target, [N].
+        entropy: in nats, [N].
+        square: sum over the vocabulary of the squared probability, [N].
+        mean_logp: mean over the vocabulary of the log-prob, [N].
+        asked_logp: log-probs of the ids asked for, [N, K]; ``None`` where none were.
+    """
+
+    logp: Tensor
+    entropy: Tensor
+    square: Tensor
+    mean_logp: Tensor
+    asked_logp: Tensor | None = None
+
+
+def statistics(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    target_N: Tensor,
+    *,
+    temperature: float = 1.0,
+    asked_NK: Tensor | None = None,
+    math: torch.dtype | None = None,
+    chunk: int | None = None,
+) -> Statistics:
+    """Reduce hidden states to `Statistics` of softmax(hidden @ weight.T / temperature). All carry gradients.
+
+    Args:
+        hidden_ND: hidden states after the last norm.
+        weight_VD: the output layer, without bias.
+        target_N: the token that followed, as int64.
+        temperature: of the policy, > 0.
+        asked_NK: further ids whose log-probs are wanted.
+        math: type of the product with the head (bfloat16 or float32; ``None`` is that of *hidden_ND*). What follows the
+            product is float32, or float64 for float64 input.
+        chunk: tokens at a time; by default as many as keep the logits within `CHUNK_ELEMENTS`.
+    """
+    size = chunk or max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
+    asked = target_N.unsqueeze(1) if asked_NK is None else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
+    kind = math or hidden_ND.dtype
+    asked_logp, entropy, square, mean_logp = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size)
+    rest = None if asked_NK is None else asked_logp[:, 1:]
+    return Statistics(logp=asked_logp[:, 0], entropy=entropy, square=square, mean_logp=mean_logp, asked_logp=rest)
+
+
+class _Reduce(torch.autograd.Function):
+    """The statistics of one head. Only the target's log-prob nearly always gets a gradient; the others cost nothing
+    then.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        asked_NK: Tensor,
+        temperature: float,
+        kind: torch.dtype,
+        chunk: int,
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.kind, ctx.chunk = temperature, kind, chunk
+        wide = _wide(hidden_ND)
+        n = hidden_ND.shape[0]
+        asked_logp = hidden_ND.new_empty(asked_NK.shape, dtype=wide)
+        entropy, square, mean_logp, normaliser = (hidden_ND.new_empty(n, dtype=wide) for _ in range(4))
+        head_DV = weight_VD.to(kind).t()
+        for at in range(0, n, chunk):
+            part = slice(at, at + chunk)
+            logits_CV = _logits(hidden_ND[part], head_DV, temperature, wide)
+            peak_C1 = logits_CV.amax(1, keepdim=True)
+            raised_CV = logits_CV.sub_(peak_C1).exp()  # one exponential serves all statistics
+            total_C = raised_CV.sum(1)
+            log_total_C = total_C.log()
+            asked_logp[part] = logits_CV.gather(1, asked_NK[part]) - log_total_C.unsqueeze(1)
+            mean_logp[part] = logits_CV.mean(1) - log_total_C
+            square[part] = torch.linalg.vecdot(raised_CV, raised_CV) / total_C.square()
+            entropy[part] = log_total_C - torch.linalg.vecdot(raised_CV, logits_CV) / total_C
+            normaliser[part] = log_total_C + peak_C1.squeeze(1)
+        ctx.save_for_backward(hidden_ND, weight_VD, asked_NK, normaliser)
+        return asked_logp, entropy, square, mean_logp
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, asked_NK, normaliser_N = ctx.saved_tensors
+        wide = _wide(hidden_ND)
+        head_VD = weight_VD.to(ctx.kind)
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        for at in range(0, hidden_ND.shape[0], ctx.chunk):
+            part = slice(at, at + ctx.chunk)
+            logits_CV = _logits(hidden_ND[part], head_VD.t(), ctx.temperature, wide)
+            logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))
+            grad_CV = _grad_logits(logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads])
+            grad_CV = grad_CV.div_(ctx.temperature).to(ctx.kind)
+            if grad_hidden is not None:
+                grad_hidden[part] = grad_CV @ head_VD
+            if grad_weight is not None:
+                _accumulate(grad_weight, grad_CV.t(), hidden_ND[part].to(ctx.kind))
+        return grad_hidden, grad_weight, None, None, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _logits(hidden_CD: Tensor, head_DV: Tensor, temperature: float, wide: torch.dtype) -> Tensor:
+    logits_CV = (hidden_CD.to(head_DV.dtype) @ head_DV).to(wide)
+    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None]) -> Tensor:
+    """Gradient with respect to the scaled logits z, from those of the four statistics. *logp_CV* may be overwritten.
+
+    With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p - square); d mean_logp
+    = 1/V - p.
+    """
+    by_asked, by_entropy, by_square, by_mean = grads
+    prob_CV = logp_CV.exp() if by_entropy is not None else logp_CV.exp_()
+    factor_CV: Tensor | float = 0.0
+    if by_entropy is not None:
+        entropy = -torch.linalg.vecdot(prob_CV, logp_CV).unsqueeze(1)
+        factor_CV = factor_CV - by_entropy.unsqueeze(1) * (logp_CV + entropy)
+    if by_square is not None:
+        square = torch.linalg.vecdot(prob_CV, prob_CV).unsqueeze(1)
+        factor_CV = factor_CV + 2 * by_square.unsqueeze(1) * (prob_CV - square)
+    if by_mean is not None:
+        factor_CV = factor_CV - by_mean.unsqueeze(1)
+    if by_asked is not None:
+        factor_CV = factor_CV - by_asked.sum(1, keepdim=True)
+    grad_CV = prob_CV.mul_(factor_CV)
+    if by_mean is not None:
+        grad_CV += by_mean.unsqueeze(1) / logp_CV.shape[1]
+    if by_asked is not None:
+        grad_CV.scatter_add_(1, asked_CK, by_asked.to(grad_CV.dtype))
+    return grad_CV
+
+
+def _accumulate(into: Tensor, left: Tensor, right: Tensor) -> None:
+    """``into += left @ right``, summed over chunks in the wider type."""
+    if into.dtype == left.dtype:
+        into.addmm_(left, right)
+    else:
+        into += left @ right

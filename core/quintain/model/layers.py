@@ -1,0 +1,291 @@
+"""A Llama-, Qwen2- or Qwen3-shaped module of transformers, read as plain functions.
+
+Decoding and training both run over these functions instead of the module's own forward: they decide what is cached,
+what is shared between sequences and how attention reads it. The weights stay where they are; nothing is copied.
+
+Shapes: N sequences, T tokens, D hidden size, H query heads, K key heads, E head size, V vocabulary. Functions take any
+leading dimensions, written ``...``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+"""``config.model_type`` of the modules that `Decoder` has been checked against."""
+
+STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+"""Rotary embeddings whose frequencies do not depend on the length of the sequence."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One decoder layer: its modules, and its weights joined where they lie side by side in memory.
+
+    Attributes:
+        qkv: weights and bias of the query, key and value projections as one; ``None`` where a module must be called
+            (an adapter sits on it) or the parts lie apart.
+        gate_up: the same for the two projections into the feed-forward network.
+    """
+
+    index: int
+    attention: nn.Module
+    feedforward: nn.Module
+    before_attention: nn.Module
+    before_feedforward: nn.Module
+    qkv: Joined | None
+    gate_up: Joined | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """Several linear maps of one input as one: ``weight`` is [sum of outputs, D], a view of the parameters."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Decoder:
+    """Read-only view of a causal language model; make one with `Decoder.of`.
+
+    Attributes:
+        module: the transformers module it reads.
+        layers: one `Layer` per decoder layer.
+        heads, key_heads, head_dim: H, K, E.
+        scaling: factor on the attention scores.
+    """
+
+    def __init__(self, module: nn.Module, base: nn.Module) -> None:
+        config: Any = base.config
+        inner = cast(Any, base).model
+        self.module = module
+        self.config: Any = config
+        self.hidden_size: int = config.hidden_size
+        self.vocab_size: int = config.vocab_size
+        self.heads: int = config.num_attention_heads
+        self.key_heads: int = config.num_key_value_heads
+        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.scaling: float = self.head_dim**-0.5
+        self.layers = tuple(_layer(i, block) for i, block in enumerate(inner.layers))
+        self._embedding = inner.embed_tokens
+        self._final = inner.norm
+        self._rotary = inner.rotary_emb
+        self._head = cast(Any, base).lm_head
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Decoder | None:
+        """The view, or ``None`` where *module* is shaped differently and its own forward must be used.
+
+        Adapters of peft are seen through: their modules are called, so adapted weights count.
+        """
+        base = cast(Any, module).get_base_model() if hasattr(module, "get_base_model") else module
+        return cls(module, base) if _is_plain(base) else None
+
+    @property
+    def device(self) -> torch.device:
+        return self._embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._embedding.weight.dtype
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D]; the embedding itself where the two are tied."""
+        return self._head.weight
+
+    @property
+    def head(self) -> nn.Module:
+        """The output layer as a module, for adapters; [..., D] to [..., V]."""
+        return self._head
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Ids [...] to hidden states [..., D]."""
+        return self._embedding(ids)
+
+    def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, each [..., E], for integer *positions* [...]; angles are computed in float32."""
+        like = torch.empty(0, dtype=dtype or self.dtype, device=self.device)
+        cos, sin = self._rotary(like, positions.reshape(1, -1))
+        shape = (*positions.shape, self.head_dim)
+        return cos.reshape(shape), sin.reshape(shape)
+
+    def qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [..., H, E], keys and values [..., K, E] of *hidden* [..., D], normed and rotated.
+
+        *cos* and *sin* are those of the positions of *hidden*, as `rotary` gives them.
+        """
+        attention = cast(Any, layer.attention)
+        normed = self.rms_norm(layer.before_attention, hidden)
+        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
+        query, key, value = (
+            flat.unflatten(-1, (-1, self.head_dim)) for flat in _apply(parts, layer.qkv, normed, self._widths)
+        )
+        if hasattr(attention, "q_norm"):
+            query = self.rms_norm(attention.q_norm, query)
+            key = self.rms_norm(attention.k_norm, key)
+        return rotate(query, cos, sin), rotate(key, cos, sin), value
+
+    def after_attention(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
+        """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H, E]."""
+        return hidden + cast(Any, layer.attention).o_proj(mixed.flatten(-2))
+
+    def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
+        """Add the feed-forward network's output to *hidden* [..., D]."""
+        block = cast(Any, layer.feedforward)
+        normed = self.rms_norm(layer.before_feedforward, hidden)
+        wide = self.config.intermediate_size
+        gate, up = _apply((block.gate_proj, block.up_proj), layer.gate_up, normed, (wide, wide))
+        return hidden + block.down_proj(functional.silu(gate) * up)
+
+    def final_norm(self, hidden: Tensor) -> Tensor:
+        """The last norm, [..., D]; what `head_weight` is applied to."""
+        return self.rms_norm(self._final, hidden)
+
+    def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+        """Root-mean-square norm over the last dimension; half precision is widened inside, as in transformers."""
+        module = cast(Any, norm)
+        if hidden.dtype in (torch.float32, torch.float64):
+            return functional.rms_norm(hidden, hidden.shape[-1:], module.weight, module.variance_epsilon)
+        return module(hidden)
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        return self.heads * self.head_dim, self.key_heads * self.head_dim, self.key_heads * self.head_dim
+
+
+def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*, *sin* [..., E]."""
+    half = heads.shape[-1] // 2
+    turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
+    return heads * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+    """Attention of queries [N, T, H, E] over keys and values [N, S, K, E] -> [N, T, H, E].
+
+    Args:
+        mask: additive or boolean, broadcastable to [N, 1, T, S]; ``None`` is causal (then T = S).
+    """
+    mixed = functional.scaled_dot_product_attention(
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        attn_mask=mask,
+        is_causal=mask is None,
+        scale=scaling,
+        enable_gqa=query.shape[2] != key.shape[2],
+    )
+    return mixed.transpose(1, 2)
+
+
+def fuse_storage(module: nn.Module) -> bool:
+    """Lay the query, key and value weights of each layer side by side in memory, and gate and up likewise.
+
+    The parameters keep their names and stay separate; optimizers, ``state_dict`` and ``save_pretrained`` see no
+    difference. One matrix product over the joined memory then replaces three (two), and in-place updates are visible in
+    it at once. Moving or casting the module afterwards undoes it harmlessly; fuse last.
+
+    Returns:
+        whether it was done; adapters and other shapes are left alone.
+    """
+    if hasattr(module, "get_base_model") or not _is_plain(module):
+        return False
+    for block in cast(Any, module).model.layers:
+        attention, feedforward = block.self_attn, block.mlp
+        for parts in (
+            (attention.q_proj, attention.k_proj, attention.v_proj),
+            (feedforward.gate_proj, feedforward.up_proj),
+        ):
+            if all(type(part) is nn.Linear for part in parts):
+                _rehome([part.weight for part in parts])
+                _rehome([part.bias for part in parts if part.bias is not None])
+    return True
+
+
+def _rehome(parameters: list[nn.Parameter]) -> None:
+    if len(parameters) < 2:
+        return
+    together = torch.cat([p.detach() for p in parameters])
+    for parameter, view in zip(parameters, together.split([p.shape[0] for p in parameters]), strict=True):
+        parameter.data = view
+
+
+def _is_plain(base: nn.Module) -> bool:
+    config: Any = getattr(base, "config", None)
+    if getattr(config, "model_type", None) not in FAMILIES or not hasattr(base, "lm_head"):
+        return False
+    rope = getattr(config, "rope_parameters", None) or {}
+    return (
+        config.hidden_act in ("silu", "swish")
+        and rope.get("rope_type", "default") in STATIC_ROPE
+        and rope.get("partial_rotary_factor", 1.0) == 1.0
+        and not _has_sliding_layers(config)
+        and getattr(base.lm_head, "bias", None) is None
+        and hasattr(base, "model")
+        and hasattr(base.model, "rotary_emb")
+    )
+
+
+def _has_sliding_layers(config: Any) -> bool:
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return any(kind != "full_attention" for kind in kinds)
+    return getattr(config, "sliding_window", None) is not None
+
+
+def _layer(index: int, block: Any) -> Layer:
+    attention, feedforward = block.self_attn, block.mlp
+    return Layer(
+        index=index,
+        attention=attention,
+        feedforward=feedforward,
+        before_attention=block.input_layernorm,
+        before_feedforward=block.post_attention_layernorm,
+        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
+        gate_up=_joined(feedforward.gate_proj, feedforward.up_proj),
+    )
+
+
+def _joined(*parts: Any) -> Joined | None:
+    if not all(type(part) is nn.Linear for part in parts):
+        return None
+    weight = _adjacent([part.weight for part in parts])
+    biases = [part.bias for part in parts if part.bias is not None]
+    bias = _adjacent(biases) if biases else None
+    if weight is None or len(biases) not in (0, len(parts)) or (biases and bias is None):
+        return None
+    return Joined(weight=weight, bias=bias)
+
+
+def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
+    """One tensor over *parameters* where they follow each other in one storage, as `fuse_storage` lays them."""
+    first = parameters[0]
+    at = first.data_ptr()
+    for parameter in parameters:
+        shares = parameter.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not shares or parameter.data_ptr() != at or not parameter.is_contiguous():
+            return None
+        at += parameter.numel() * parameter.element_size()
+    rows = sum(p.shape[0] for p in parameters)
+    return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def _apply(parts: tuple[Any, ...], joined: Joined | None, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Several linear maps of one input, in one product where possible.
+
+    Under autograd the joined weight is concatenated from the parameters (the copy is small beside the product), so that
+    gradients reach each of them; adapters force a call per module.
+    """
+    if joined is not None and not torch.is_grad_enabled():
+        return functional.linear(x, joined.weight, joined.bias).split(widths, dim=-1)
+    if joined is not None:
+        weight = torch.cat([part.weight for part in parts])
+        bias = None if joined.bias is None else torch.cat([part.bias for part in parts])
+        return functional.linear(x, weight, bias).split(widths, dim=-1)
+    return tuple(part(x) for part in parts)

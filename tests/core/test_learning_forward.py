@@ -1,0 +1,150 @@
+"""Layouts and shared prompts: the same log-probs and the same gradients as one plain forward per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from quintain.errors import UsageError
+from quintain.model.forward import Bundle, Forward, Row, shared_start
+
+from .models import KINDS, tiny_model
+
+IDS = st.integers(0, 259)
+
+
+@st.composite
+def bundles(draw: st.DrawFn) -> list[list[Row]]:
+    out = []
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.lists(IDS, min_size=0, max_size=6))
+        rows = []
+        for _ in range(draw(st.integers(1, 3))):
+            ids = start + draw(st.lists(IDS, min_size=2, max_size=6))
+            places = draw(st.sets(st.integers(1, len(ids) - 1), min_size=1))
+            rows.append(Row(ids, sorted(places)))
+        out.append(rows)
+    return out
+
+
+def outcome(forward: Forward, bundles: Sequence[Bundle], temperature: float = 0.7) -> tuple[Tensor, Tensor]:
+    """Log-probs, and the gradient of a fixed mix of them with respect to all weights."""
+    forward.module.zero_grad()
+    logp = forward.statistics(bundles, temperature=temperature).logp
+    (logp * torch.arange(1, len(logp) + 1)).sum().backward()
+    return logp.detach(), torch.cat([p.grad.flatten() for p in forward.module.parameters() if p.grad is not None])
+
+
+def one_by_one(bundles: Sequence[Bundle]) -> list[Bundle]:
+    return [[row] for bundle in bundles for row in bundle]
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
+def exact(request: pytest.FixtureRequest) -> Forward:
+    return Forward(tiny_model(request.param, dtype=torch.float64), layout="shared")
+
+
+@settings(max_examples=8, deadline=None)
+@given(case=bundles())
+def test_shared_starts_change_nothing(exact: Forward, case: list[list[Row]]) -> None:
+    logp, grad = outcome(exact, case)
+    alone, alone_grad = outcome(exact, one_by_one(case))
+    torch.testing.assert_close(logp, alone, rtol=0, atol=1e-10)
+    torch.testing.assert_close(grad, alone_grad, rtol=1e-10, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["auto", "bucketed", "packed"])
+def test_layouts_agree_with_a_plain_forward(kind: str, layout: str) -> None:
+    module = tiny_model(kind)
+    start = [5, 9, 200, 31, 7]
+    case = [
+        [Row([*start, 3, 4, 5, 6], [5, 6, 7, 8]), Row([*start, 3, 8], [5, 6]), Row([*start, 11, 12, 13], [5, 7])],
+        [Row([1, 2, 3, 4, 5, 6, 7], [1, 6])],
+    ]
+    forward = Forward(module, layout=layout)  # type: ignore[arg-type]
+    assert forward.layout == (layout if layout != "auto" else "bucketed" if kind == "gpt2" else "shared")
+    logp, grad = outcome(forward, case)
+    want, want_grad = _plain(module, case)
+    torch.testing.assert_close(logp, want, rtol=0, atol=1e-5)
+    torch.testing.assert_close(grad, want_grad, rtol=1e-4, atol=2e-3 * float(want_grad.abs().max()) + 1e-5)
+
+
+def _plain(module: nn.Module, case: Sequence[Bundle]) -> tuple[Tensor, Tensor]:
+    module.zero_grad()
+    found = []
+    for bundle in case:
+        for row in bundle:
+            ids = torch.tensor([list(row.ids)])
+            logp = (module(input_ids=ids).logits[0] / 0.7).log_softmax(-1)
+            found.extend(logp[place - 1, row.ids[place]] for place in row.places)
+    logp = torch.stack(found)
+    (logp * torch.arange(1, len(logp) + 1)).sum().backward()
+    return logp.detach(), torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
+
+
+def test_checkpointing_changes_nothing() -> None:
+    case = [[Row([1, 2, 3, 4, 5], [3, 4]), Row([1, 2, 3, 9], [3])], [Row([4, 4, 8], [1, 2])]]
+    for kind in ("qwen3", "gpt2"):
+        module = tiny_model(kind, dtype=torch.float64)
+        kept, plain_size = _with_saved_size(Forward(module), case)
+        again, size = _with_saved_size(Forward(module, checkpointing=True), case)
+        assert size < plain_size
+        for a, b in zip(kept, again, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def _with_saved_size(forward: Forward, case: Sequence[Bundle]) -> tuple[tuple[Tensor, Tensor], int]:
+    """The outcome, and how many elements the forward pass kept for the backward pass."""
+    sizes: list[int] = []
+
+    def keep(x: Tensor) -> Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        forward.statistics(case)
+    return outcome(forward, case), sum(sizes)
+
+
+def test_shared_start_leaves_every_row_a_token_of_its_own() -> None:
+    assert shared_start([Row([1, 2, 3, 4], [3]), Row([1, 2, 3], [2])]) == 1
+    assert shared_start([Row([1, 2, 3, 4], [3]), Row([1, 2, 9, 4], [2])]) == 2
+    assert shared_start([Row([1, 2], [1])]) == 0
+    same = Row([7, 7, 7, 7], [1, 2, 3])
+    assert shared_start([same, same]) == 2
+
+
+def test_cost_counts_a_shared_start_once() -> None:
+    forward = Forward(tiny_model("qwen3"), layout="shared")
+    bundle = [Row([1, 2, 3, 4, 5], [4]), Row([1, 2, 3, 6, 7], [4])]
+    assert forward.cost(bundle) == 4 + 4 - 3
+    assert Forward(tiny_model("gpt2")).cost(bundle) == 8
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_are_seen() -> None:
+    peft = pytest.importorskip("peft")
+    module = peft.get_peft_model(tiny_model("qwen3"), peft.LoraConfig(r=2, target_modules="all-linear"))
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            if "lora_B" in name:
+                p.normal_(0, 0.1)
+    case = [[Row([1, 2, 3, 4, 5], [3, 4]), Row([1, 2, 3, 9], [3])]]
+    logp, _ = outcome(Forward(module, layout="shared"), case)
+    want, _ = _plain(module, case)
+    torch.testing.assert_close(logp, want, rtol=0, atol=1e-5)
+
+
+def test_refuses_what_it_cannot_score() -> None:
+    module = tiny_model("gpt2")
+    module.lm_head = nn.Linear(32, 260, bias=True)
+    with pytest.raises(UsageError, match="plain product"):
+        Forward(module)
+    with pytest.raises(UsageError, match="does not know GPT2"):
+        Forward(tiny_model("gpt2"), layout="shared")

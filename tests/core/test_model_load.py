@@ -1,0 +1,141 @@
+"""Loading models and tokenizers; what is missing is said in one sentence."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quintain.chat.template import PLAIN_STOPS, ByteCodec
+from quintain.errors import UsageError
+from quintain.model.codec import HFCodec
+from quintain.model.load import load_model, without_dropout
+from quintain.task import Message, ToolCall
+from quintain.tools import ToolSpec
+
+from .models import byte_tokenizer, save_tiny, tiny_model
+
+CODEC = HFCodec(byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"), "qwen3")
+
+
+def test_a_folder_loads_and_saves(folder: Path, tmp_path: Path) -> None:
+    loaded = load_model(folder)
+    assert (loaded.context, loaded.fused, loaded.module.training) == (512, True, False)
+    assert loaded.parameters == sum(p.numel() for p in tiny_model("qwen3").parameters())
+    loaded.save(tmp_path)
+    again = load_model(tmp_path, dtype="bfloat16")
+    assert next(again.module.parameters()).dtype == torch.bfloat16
+    assert again.codec.encode("hello") == loaded.codec.encode("hello")
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_adapters(folder: Path) -> None:
+    loaded = load_model(folder, lora={"r": 2, "target_modules": ["q_proj"]})
+    assert not loaded.fused
+    assert {n.split(".")[-3] for n, p in loaded.module.named_parameters() if p.requires_grad} == {"lora_A", "lora_B"}
+    with pytest.raises(UsageError, match="lora_dropout"):
+        load_model(folder, lora={"r": 2, "lora_dropout": 0.1})
+    with pytest.raises(UsageError, match="rank"):
+        load_model(folder, lora={"rank": 2})
+
+
+@pytest.mark.parametrize(
+    "missing, words",
+    [("config.json", "no config.json"), ("tokenizer*", "no tokenizer"), ("*.safetensors", "no weights")],
+)
+def test_incomplete_folders_name_what_to_do(tmp_path: Path, missing: str, words: str) -> None:
+    save_tiny(tmp_path, "llama")
+    for path in tmp_path.glob(missing):
+        path.unlink()
+    with pytest.raises(UsageError, match=f"{words}.*save"):
+        load_model(tmp_path)
+
+
+def test_other_bad_input(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        load_model(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="dtype 'float8'"):
+        load_model(folder, dtype="float8")
+    with pytest.raises(UsageError, match="device 'gpu'"):
+        load_model(folder, device="gpu")
+    tiny_model("llama", vocab=200).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match="200 ids but its tokenizer has 260"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="damaged"):
+        load_model(tmp_path)
+
+
+def test_dropout_is_off_in_training_mode_too() -> None:
+    model = tiny_model("gpt2", attn_pdrop=0.3, embd_pdrop=0.3, resid_pdrop=0.3)
+    without_dropout(model)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        assert torch.equal(model.train()(ids).logits, model.eval()(ids).logits)
+
+
+@given(st.text())
+def test_every_text_survives_the_codec(text: str) -> None:
+    ids, spans = CODEC.encode_with_offsets(text)
+    assert ids == CODEC.encode(text)
+    assert CODEC.decode(ids) == text
+    covered = 0
+    for start, end in spans:
+        assert start <= covered <= end
+        covered = max(covered, end)
+    assert covered == len(text)
+
+
+def test_special_tokens_in_text_become_ids() -> None:
+    assert CODEC.encode("a<|im_end|>")[-1] == 257
+    assert CODEC.decode([257, CODEC.encode("b")[0]], special=False) == "b"
+
+
+def test_stop_ids_are_of_tokenizer_generation_config_and_template() -> None:
+    assert HFCodec(byte_tokenizer(), stop_ids=(5, 258)).stop_ids == (258, 5, 257)
+    assert CODEC.stops == ()
+    plain = HFCodec(byte_tokenizer(None))
+    assert (plain.stop_ids, plain.stops) == ((258,), PLAIN_STOPS)
+    assert plain.render([Message("user", "hi")]) == "User: hi\n\nAssistant:"
+
+
+def test_the_name_depends_on_vocabulary_and_template() -> None:
+    assert CODEC.name == HFCodec(byte_tokenizer()).name != HFCodec(byte_tokenizer(None)).name
+
+
+def test_tools_and_calls_reach_the_template() -> None:
+    template = (
+        "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.parameters.type }}]{% endfor %}"
+        "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.x }}){% endfor %};{% endfor %}"
+    )
+    codec = HFCodec(byte_tokenizer(template))
+    call = ToolCall(name="add", arguments={"x": 2}, id="c1")
+    messages = [
+        Message("assistant", "ok", reasoning="hm", calls=(call,)),
+        Message("tool", "3", call_id="c1", name="add"),
+    ]
+    assert codec.render(messages, [ToolSpec(name="add")]) == "[add:object]assistant|ok|hmadd(2);tool|3|;"
+
+
+def test_a_template_that_refuses_is_quoted() -> None:
+    codec = HFCodec(
+        byte_tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
+    )
+    with pytest.raises(UsageError, match="no system"):
+        codec.render([Message("system", "s")])
+
+
+def test_a_vocabulary_is_required_to_be_fast() -> None:
+    with pytest.raises(UsageError, match="not a fast one"):
+        HFCodec(type("Slow", (), {"is_fast": False, "name_or_path": "x"})())
+    assert ByteCodec().vocab_size == CODEC.vocab_size
