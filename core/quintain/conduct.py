@@ -12,6 +12,7 @@ from typing import Any
 from .algorithm import Row
 from .checkpoint import Checkpoint, Keeper, latest
 from .curriculum import Curriculum
+from .engine import TokenEngine
 from .environment import Environment
 from .errors import PluginError, UsageError
 from .learning.learner import Learner
@@ -23,7 +24,7 @@ from .plugins.registry import current
 from .recipe import Recipe
 from .report.screen import Screen
 from .run import Run, Standing
-from .services import opened
+from .services import opened, plan
 from .stage import Casting, cast_table
 from .store import RunFolder
 
@@ -80,11 +81,41 @@ async def _conduct(
             run.restore(checkpoint)
             screen.note(f"going on after step {run.at.step} of {recipe.run.steps}")
         else:
-            folder.truncate_after(0)
+            folder.truncate_after(-1)  # not even the line of before training
             run.at = Standing(seconds={"model": preparing})
         await engine.update(learner.weights())
         with stopping(run):
             return await train(run)
+
+
+def check(recipe: Recipe) -> None:
+    """Find out what can be known without loading a model: names, arguments, service slots, tasks.
+
+    Raises:
+        UsageError: something in the recipe does not fit what is installed.
+        PluginError: a component cannot be loaded.
+    """
+    algorithm(recipe)
+    castings = [cast_table(table) for table in recipe.environments]
+    plan(recipe.services, {slot for casting in castings for slot in casting.slots}, {"policy": None})
+    for casting in castings:
+        if not casting.slots:  # one with services is checked when they run
+            casting.make({})
+    kind = current().load("engine", recipe.engine.use)
+    trainable(kind, recipe)
+
+
+def trainable(kind: Any, recipe: Recipe) -> None:
+    """Refuse an engine that gives no exact tokens.
+
+    Raises:
+        UsageError: it cannot train.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or not hasattr(kind, "sharing"):
+        raise UsageError(
+            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
+            'For training take engine.use = "embedded"'
+        )
 
 
 def learner_options(recipe: Recipe) -> dict[str, Any]:
@@ -136,14 +167,8 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     Raises:
         UsageError: the engine cannot train.
     """
-    from .engine import TokenEngine
-
-    kind = current().load("engine", recipe.engine.use)
-    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or not hasattr(kind, "sharing"):
-        raise UsageError(
-            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
-            'For training take engine.use = "embedded"'
-        )
+    kind: Any = current().load("engine", recipe.engine.use)
+    trainable(kind, recipe)
     dtype = recipe.model.dtype
     return bind(kind.sharing, {"dtype": dtype, **recipe.engine.args}, who="[engine]")(model.module, model.codec)
 

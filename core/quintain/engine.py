@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .chat.template import Codec
     from .tools import ToolSpec
 
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
     """How to sample one turn. Temperature 0 is greedy.

@@ -50,7 +50,7 @@ def step_metrics(
         **_reported(valid),
         **_of_environments(groups),
         **{f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in (learned or {}).items()},
-        **_flat("held_out", held_out or {}),
+        **flat("held_out", held_out or {}),
         **times(sum(r.tokens for r in everything), len(everything), seconds or {}),
     }
 
@@ -213,7 +213,8 @@ def _of(name: str, values: Sequence[float]) -> Metrics:
     return {f"{name}.mean": fmean(finite), f"{name}.spread": pstdev(finite)} if finite else {}
 
 
-def _flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
+def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
+    """*values* under names that begin with *prefix* and a dot."""
     return {f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))}
 
 

@@ -23,7 +23,7 @@ async def train(run: Run) -> dict[str, Any]:
     try:
         if not run.at.before:
             run.at.before = await run.final("before")
-            await measured(run, 0)
+            run.folder.append({"step": 0, **health.flat("held_out", await measured(run, 0))})
         while not run.over():
             await one_step(run)
         run.save()

@@ -68,12 +68,15 @@ async def _scored(
             break
         outcomes = await term.outcomes(judged, context)
     by_member: dict[int, Outcome] = {**early, **{r.member: o for r, o in zip(judged, outcomes, strict=True)}}
-    return [_with(r, slot, by_member[r.member]) for r in rollouts]
+    return [_with(r, slot, by_member[r.member], environment) for r in rollouts]
 
 
-def _with(rollout: AnyRollout, slot: str, outcome: Outcome) -> AnyRollout:
+def _with(rollout: AnyRollout, slot: str, outcome: Outcome, environment: Environment[Any, Any]) -> AnyRollout:
     if isinstance(outcome, Score):
         return rollout.but(**{slot: outcome})
+    if isinstance(outcome, PolicyFault):
+        broken = Score(value=environment.early)
+        return rollout.but(ending=ending_of(outcome, rollout.ending.attempts), verdict=broken, shaping=Score())
     return rollout.but(ending=ending_of(outcome, rollout.ending.attempts), verdict=None, shaping=None)
 
 

@@ -41,10 +41,10 @@ async def opened(
         RecipeError: nothing fills a wanted slot, or services need one another in a circle.
         InfrastructureError: a service's probe failed.
     """
-    plan = _plan(choices, wanted, given)
+    order = plan(choices, wanted, given)
     running: dict[str, Any] = dict(given)
     async with AsyncExitStack() as stack:
-        for slot, component, args in plan:
+        for slot, component, args in order:
             service = bind(component, args, running, who=f"[services.{slot}]")
             running[slot] = await stack.enter_async_context(service) if isinstance(service, Service) else service
             if state and slot in state and isinstance(service, Service):
@@ -52,9 +52,14 @@ async def opened(
         yield running
 
 
-def _plan(
+def plan(
     choices: Mapping[str, Choice], wanted: Iterable[str], given: Mapping[str, Any]
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
+    """Slot, component and arguments of every service to start, those that others need first.
+
+    Raises:
+        RecipeError: as `opened`.
+    """
     registry = current()
     order: list[tuple[str, Any, Mapping[str, Any]]] = []
     done: set[str] = set(given)

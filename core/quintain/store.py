@@ -285,8 +285,10 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
 
     try:
         path = find_run(name, folder)
-    except UnknownNameError:
+    except UnknownNameError as e:
         inside = Path(name) / "model"
+        if "/" not in name and not Path(name).exists():
+            raise UnknownNameError(f"{e}; a model of the Hugging Face hub is named owner/model") from None
         return (str(inside) if (inside / "config.json").is_file() else name), ""
     run = RunFolder(path, lock=False)
     found = best(run)
@@ -304,7 +306,7 @@ def free_name(folder: str | Path, stem: str) -> str:
 
 def _no_run(name: str, folder: Path) -> UnknownNameError:
     known = [p.parent.name for p in folder.glob("*/recipe.toml")]
-    return UnknownNameError(f"no run {name!r} in {folder}{did_you_mean(name, known)}. `quintain runs` lists them")
+    return UnknownNameError(f"no run {name!r} in {folder}{did_you_mean(name, known)} (`quintain runs` lists them)")
 
 
 def _info(path: Path) -> RunInfo:

@@ -18,7 +18,7 @@ FLOORS: dict[int, str] = {
     3: "chat session episodes scoring voting services controls workers worker wire expression testing",
     4: "model learning engines",
     5: """recipe recipe_errors stage conduct curriculum loop estimates evaluate health checkpoint store rollout_table
-         starter run report""",
+         starter seedling run report""",
     6: "cli __main__",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}
@@ -81,9 +81,7 @@ def test_imports_point_downward(path: Path) -> None:
     """A module imports from its own floor or below. An import inside a function may look up: late and on purpose."""
     here = top(path)
 
-    above = {
-        p for p in own(imports(path, lazy=False)) if FLOOR_OF[p] > FLOOR_OF.get(here, 9)
-    }
+    above = {p for p in own(imports(path, lazy=False)) if FLOOR_OF[p] > FLOOR_OF.get(here, 9)}
 
     assert not above, f"{names(path)} imports {sorted(above)} from above"
 

@@ -108,7 +108,7 @@ def evaluate(
     from ..store import model_named
 
     _check_out(out)
-    if model and not _serves(engine):
+    if model and not _serves(engine) and _takes_model(engine):
         # A run's model is asked as it was trained, unless told otherwise.
         model, trained_with = model_named(model)
         system = trained_with or None if system is None else system
@@ -197,6 +197,15 @@ def _ks(text: str) -> tuple[int, ...]:
 def _serves(engine: str) -> bool:
     """Whether *engine* is a server, which knows its models by names of its own."""
     return engine == "openai" or engine.startswith(("http://", "https://"))
+
+
+def _takes_model(engine: str) -> bool:
+    from ..plugins.binding import signature_of
+    from ..plugins.registry import current
+
+    return not engine.startswith("@") and "model" in {
+        f.name for f in signature_of(current().load("engine", engine)).fields
+    }
 
 
 def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:

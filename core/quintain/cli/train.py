@@ -19,7 +19,7 @@ Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
   quintain train --model Qwen/Qwen3-0.6B --env gsm8k
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.groups=16
-  quintain train --resume quickstart-1
+  quintain train --resume arithmetic-1
 """
 
 
@@ -50,7 +50,11 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
         if given:
             raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {given}")
     if dry_run and not resume:
-        click.echo(_recipe(recipe, **choices).to_toml(), nl=False)
+        from ..conduct import check
+
+        found = _recipe(recipe, **choices)
+        check(found)
+        click.echo(found.to_toml(), nl=False)
         return
     with _opened(recipe, resume, choices) as folder:
         _train(folder, quiet or as_json, as_json)

@@ -328,9 +328,10 @@ class Learner:
             return weighed.loss
 
         active = self._active(columns, part, advantage_N)
-        if not active:
-            self._optimizer.zero_grad(set_to_none=False)
-            return  # nothing to learn: an update would only let momentum carry the weights on
+        if not active:  # nothing to learn: an update would only let momentum carry the weights on
+            for parameter in self._parameters:
+                parameter.grad = torch.zeros_like(parameter)
+            return
         self._update(micro_batches(columns, active, **self._cut), batch.temperature, loss, meter)
 
     def _active(self, columns: Columns, part: Sequence[int], advantage_N: Tensor) -> list[int]:

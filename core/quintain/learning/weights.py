@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,4 +28,9 @@ class ModuleWeights:
         if not has_adapters(self.module):
             return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
         with torch.no_grad():
-            return {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
+            found = {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
+        head = cast(Any, self.module).get_output_embeddings()
+        if head.weight is cast(Any, self.module).get_input_embeddings().weight:  # tied: one parameter, two names
+            names = {id(p): name for name, p in cast(Any, self.module).get_base_model().named_parameters()}
+            found.setdefault("lm_head.weight", found[names[id(head.weight)]])
+        return found

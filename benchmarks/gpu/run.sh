@@ -1,0 +1,11 @@
+#!/bin/sh
+# The step, engine and memory figures on a CUDA machine: sh benchmarks/gpu/run.sh [--quick]
+# Needs an installed Quintain (make setup) and, for the peers, PIP_ARGS that find a CUDA build of torch.
+# DEVICE=cpu tries that the commands run.
+set -eu
+cd "$(dirname "$0")/../.."
+python=${PYTHON:-.venv/bin/python}
+device=${DEVICE:-cuda}
+for figure in memory engine step; do
+    "$python" -m "benchmarks.$figure" --device "$device" "$@"
+done

@@ -1,0 +1,1 @@
+"""The other side of each comparison. These modules run under `benchmarks/.peers` and import no Quintain."""

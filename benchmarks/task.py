@@ -1,0 +1,45 @@
+"""The vowel task of `benchmarks.shapes` as Quintain sees it, and an engine whose replies have the lengths both sides
+agreed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from quintain import Environment, Rollout, Task, reward
+from quintain.engine import Sampled, Sampling
+from quintain.engines.embedded import EmbeddedEngine
+
+from . import shapes
+
+
+@reward(range=(0, 1))
+def vowels(rollout: Rollout[Task, Any]) -> float:
+    return shapes.reward(rollout.reply)
+
+
+class Vowels(Environment[Task, Any]):
+    """Say many vowels."""
+
+    reward = vowels
+    folder: str
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt=text) for text in shapes.prompts(self.folder)]
+
+
+class ForcedEngine(EmbeddedEngine):
+    """The embedded engine, but no id ends a reply early; where `lengths` is set each reply takes its next number."""
+
+    lengths: Iterator[int] | None = None
+
+    @classmethod
+    def sharing(cls, module: Any, codec: Any, **options: Any) -> EmbeddedEngine:
+        codec.stop_ids = ()
+        return super().sharing(module, codec, **options)
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        if self.lengths is not None:
+            how = how.but(max_tokens=next(self.lengths))
+        return await super().sample(ids, how)

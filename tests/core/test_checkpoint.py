@@ -1,0 +1,288 @@
+"""Checkpoints: whole or absent, exact, loadable by transformers, kept as told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from quintain.checkpoint import Checkpoint, Keeper, best, latest
+from quintain.errors import RunError, StorageError
+from quintain.learning.batch import Batch, Sample
+from quintain.learning.learner import Learner
+from quintain.learning.presets import RLOO
+from quintain.model.codec import HFCodec
+from quintain.store import RunFolder
+from quintain.transcript import TrainingSequence
+
+from .models import byte_tokenizer, tiny_model
+
+RECIPE = '[[environments]]\nuse = "guess"\n'
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[RunFolder]:
+    with RunFolder.create(tmp_path / "run", RECIPE) as made:
+        yield made
+
+
+def learner(seed: int = 0, kind: str = "qwen3", **settings: Any) -> Learner:
+    return Learner(tiny_model(kind, seed=seed), RLOO, lr=1e-3, **settings)
+
+
+def keeper(folder: RunFolder, **settings: Any) -> Keeper:
+    return Keeper(folder, codec=HFCodec(byte_tokenizer()), **settings)
+
+
+def batch(seed: int) -> Batch:
+    rng = random.Random(seed)
+    samples = []
+    for i in range(8):
+        ids = tuple(rng.randrange(256) for _ in range(12))
+        mask = (False,) * 6 + (True,) * 6
+        row = TrainingSequence(ids=ids, mask=mask, logps=tuple(-3.0 * m for m in mask), versions=(0,) * 12)
+        samples.append(Sample(sequences=(row,), verdict=float(rng.random() < 0.5), group=i // 4))
+    return Batch(samples=tuple(samples), max_tokens=6)
+
+
+def weights(trained: Learner) -> dict[str, torch.Tensor]:
+    return {k: v.clone() for k, v in trained.module.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_going_on_equals_never_having_stopped(folder: RunFolder, kind: str) -> None:
+    original = learner(kind=kind)
+    original.step(batch(1))
+    torch.manual_seed(5)
+    random.seed(6)
+    keeper(folder).save(1, learner=original, state={"curriculum": {"picked": 3}, "seconds": 0.1})
+    expected = (torch.rand(3), random.random())
+    original.step(batch(2))
+
+    resumed = learner(seed=9, kind=kind)
+    found = latest(folder)
+    assert found is not None
+    assert found.restore(resumed) == {"curriculum": {"picked": 3}, "seconds": 0.1}
+    assert torch.equal(torch.rand(3), expected[0])
+    assert random.random() == expected[1]
+    assert (resumed.version, resumed.updates) == (1, 1)
+    resumed.step(batch(2))
+    assert same(weights(resumed), weights(original))
+
+
+def test_transformers_loads_the_model(folder: RunFolder) -> None:
+    trained = learner()
+    trained.step(batch(1))
+    path = keeper(folder).save(1, learner=trained, state={})
+    found = Checkpoint.open(path)
+    model = transformers.AutoModelForCausalLM.from_pretrained(found.model, dtype="auto")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(found.model)
+    assert same(dict(model.state_dict()), weights(trained))
+    assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False).startswith(
+        "<|im_start|>user"
+    )
+    held = torch.load(path / "learner.pt", weights_only=True)
+    assert "module" not in held["learner"], "the weights are stored once"
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft asks transformers
+def test_adapters_are_kept_exactly_and_merged_for_others(folder: RunFolder) -> None:
+    pytest.importorskip("peft")
+    options = {"lora": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}}
+    trained = learner(**options)
+    trained.step(batch(1))
+    path = keeper(folder).save(1, learner=trained, state={})
+    merged = transformers.AutoModelForCausalLM.from_pretrained(path / "model")
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.allclose(merged(ids).logits, trained.module(ids).logits, atol=1e-5)
+    resumed = learner(seed=3, **options)
+    Checkpoint.open(path).restore(resumed)
+    assert same(weights(resumed), weights(trained))
+
+
+def test_a_checkpoint_of_another_model_is_refused(folder: RunFolder) -> None:
+    path = keeper(folder).save(1, learner=learner(), state={})
+    with pytest.raises(RunError, match="does not fit the model"):
+        Checkpoint.open(path).restore(Learner(tiny_model("qwen3", hidden=16), RLOO))
+
+
+def test_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
+    keep = keeper(folder, keep=2)
+    model = learner()
+    assert latest(folder) is None
+    assert best(folder) is None
+    for step, mark in enumerate([True, True, False, False, False], 1):
+        keep.save(step, learner=model, state={}, best=mark)
+        assert keep.has(step)
+    assert [c.step for c in keep.all()] == [2, 4, 5]
+    champion = best(folder)
+    assert champion is not None
+    assert champion.step == 2
+    plain = keeper(folder, keep=1, best=False)
+    plain.prune()
+    assert [c.step for c in plain.all()] == [5]
+    assert not keep.has(2)
+
+
+def test_unfinished_and_foreign_folders_are_ignored(folder: RunFolder) -> None:
+    keep = keeper(folder)
+    keep.save(3, learner=learner(), state={})
+    for name in (".step-000009.tmp-1", "notes", "step-x"):
+        (folder.checkpoints / name).mkdir()
+    found = latest(folder)
+    assert found is not None
+    assert found.step == 3
+    assert keep.save(3, learner=learner(1), state={"other": 1}) == found.path
+    assert Checkpoint.open(found.path).state == {}, "a saved step stays as it is"
+
+
+def test_damaged_and_newer_checkpoints_say_so(folder: RunFolder) -> None:
+    path = folder.checkpoints / "step-000001"
+    path.mkdir(parents=True)
+    with pytest.raises(RunError, match="damaged"):
+        latest(folder)
+    (path / "checkpoint.json").write_text(json.dumps({"format": 99, "step": 1, "best": False, "version": "9.0"}))
+    with pytest.raises(RunError, match=r"made by Quintain 9\.0.*upgrade"):
+        latest(folder)
+
+
+def test_state_that_could_not_be_loaded_again_fails_when_it_is_saved(folder: RunFolder) -> None:
+    trained = learner()
+    trained._piece_state["advantage"] = SimpleNamespace(x=1)
+    with pytest.raises(RunError, match="plain data"):
+        keeper(folder).save(1, learner=trained, state={})
+    assert list(folder.checkpoints.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of as many kB as the test asks for."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={request.param}k", "none", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+# Weights take 132 kB, the optimizer twice that: the disk is full in the model, in learner.pt, and in what comes after.
+@pytest.mark.parametrize("small_disk", [60, 250, 420], indirect=True)
+def test_a_full_disk_is_noticed_before_and_while_writing(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = learner()
+    trained.step(batch(1))
+    with RunFolder.create(small_disk / "run", RECIPE) as run:
+        keep = keeper(run)
+        with pytest.raises(StorageError, match="no room to write .*step-000001: it takes 8... kB, [0-9]+ .* are free"):
+            keep.save(1, learner=trained, state={})
+        assert not run.checkpoints.exists()
+        # Now the disk fills after that look at it.
+        monkeypatch.setattr("quintain.checkpoint.free_bytes", lambda path: 10**12)
+        with pytest.raises(StorageError, match="no room to write .*step-000001"):
+            keep.save(1, learner=trained, state={})
+        assert list(run.checkpoints.iterdir()) == []
+        run.append({"step": 1})
+
+
+SAVE = """
+import os, sys
+from types import SimpleNamespace
+sys.path.insert(0, sys.argv[2])
+import torch
+torch.set_num_threads(1)
+from quintain.checkpoint import Keeper
+from quintain.learning.learner import Learner
+from quintain.learning.presets import RLOO
+from quintain.store import RunFolder
+from core.models import byte_tokenizer, tiny_model
+
+codec = SimpleNamespace(tokenizer=byte_tokenizer())
+learner = Learner(tiny_model("qwen3"), RLOO)
+
+def save_for_ever():
+    keeper = Keeper(RunFolder.open(sys.argv[1]), codec=codec, keep=2)
+    step = 0
+    while True:
+        step += 1
+        with torch.no_grad():
+            for p in learner.module.parameters():
+                p.fill_(step)
+        print(os.getpid(), step, flush=True)
+        keeper.save(step, learner=learner, state={"step": step}, best=step == 2)
+
+for line in sys.stdin:  # the libraries load once; each round is a process of its own
+    child = os.fork()
+    if not child:
+        save_for_ever()
+    os.waitpid(child, 0)
+    print("gone", flush=True)
+"""
+
+
+def test_whenever_it_is_killed_a_whole_checkpoint_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunFolder.create(run, RECIPE).close()
+    rng = random.Random(0)
+    command = [sys.executable, "-c", SAVE, str(run), str(Path(__file__).parent.parent)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as saver:
+        for _ in range(8):
+            shutil.rmtree(run / "checkpoints", ignore_errors=True)
+            _check_what_is_left(run, begun=_kill_one(saver, rng))
+        saver.terminate()
+
+
+def _kill_one(saver: subprocess.Popen[str], rng: random.Random) -> int:
+    """Let a process save for a while and kill it; the last step it began to save."""
+    assert saver.stdin is not None
+    assert saver.stdout is not None
+    saver.stdin.write("go\n")
+    saver.stdin.flush()
+    last = rng.randint(2, 6)
+    pid, step = 0, 0
+    while step < last:
+        pid, step = map(int, saver.stdout.readline().split())
+    time.sleep(rng.random() * 0.06)
+    os.kill(pid, signal.SIGKILL)
+    while (line := saver.stdout.readline()) != "gone\n":
+        step = int(line.split()[1])
+    return step
+
+
+def _check_what_is_left(run: Path, begun: int) -> None:
+    with RunFolder.open(run) as folder:
+        found = latest(folder)
+        assert found is not None
+        assert begun - 1 <= found.step <= begun, "a checkpoint that was complete is lost"
+        resumed = learner()
+        assert found.restore(resumed) == {"step": found.step}
+        assert all(bool((p == found.step).all()) for p in resumed.module.parameters())
+        champion = best(folder)
+        assert champion is not None
+        assert champion.step == (2 if found.step >= 2 else found.step)
+        assert not list(folder.checkpoints.glob(".*"))

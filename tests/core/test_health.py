@@ -1,0 +1,168 @@
+"""Health metrics: each number means what its name says, and nothing is made up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.engine import Sampling
+from quintain.errors import UsageError
+from quintain.evaluate import Evaluation
+from quintain.health import evaluation_metrics, held_out, step_metrics
+from quintain.report.curves import draw, picture
+from quintain.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
+from quintain.store import RunFolder, plain
+from quintain.task import Task
+
+
+def rollout(verdict: float | None = 1.0, tokens: int = 4, **fields: Any) -> Rollout[Task, None]:
+    score = None if verdict is None else Score(value=verdict, parts={"found": verdict})
+    return Rollout(task=Task(prompt="?"), turns=(Turn(text="x", tokens=tokens),), verdict=score, **fields)
+
+
+def failure(kind: EndingKind = EndingKind.TIMEOUT) -> Rollout[Task, None]:
+    return rollout(None, ending=Ending(kind, "late", 2))
+
+
+def group(*members: Rollout[Task, None], environment: str = "a") -> Group[Task, None]:
+    return Group(task=Task(prompt="?"), rollouts=members, environment=environment)
+
+
+def evaluation(*groups: Group[Task, None], environment: str = "a") -> Evaluation:
+    return Evaluation(
+        environment=environment,
+        split="dev",
+        engine="e",
+        groups=groups,
+        samples=1,
+        how=Sampling(temperature=0),
+        seed=0,
+        seconds=1.0,
+        ks=(1,),
+    )
+
+
+def test_rewards_lengths_and_endings() -> None:
+    cut = Ending(EndingKind.TRUNCATED, "tokens")
+    groups = [
+        group(rollout(1.0, 4, metrics={"tries": 2.0}), rollout(0.0, 8, ending=cut)),
+        group(rollout(1.0, 6), failure(), failure(EndingKind.INFRASTRUCTURE_ERROR)),
+    ]
+    m = step_metrics(groups, seconds={"rollouts": 2.0, "update": 1.0})
+    assert m["reward.mean"] == m["reward.verdict.mean"] == m["success"] == pytest.approx(2 / 3)
+    assert m["reward.spread"] == pytest.approx((2 / 9) ** 0.5)
+    assert (m["length.mean"], m["length.right"], m["length.wrong"], m["length.max"]) == (6, 5, 8, 8)
+    assert (m["ending.finished"], m["ending.truncated"], m["ending.timeout"]) == (2, 1, 1)
+    assert m["truncated"] == pytest.approx(1 / 3)
+    assert m["failed"] == pytest.approx(2 / 5)
+    assert m["retried"] == pytest.approx(2 / 5)
+    assert m["metric.tries"] == 2
+    assert (m["samples"], m["tokens"]) == (5, 26)
+    assert m["tokens_per_second"] == 13
+    assert m["seconds.update"] == 1
+    assert "reward.shaping.mean" not in m
+    assert "turns.mean" not in m
+
+
+def test_a_failure_never_counts_as_a_zero() -> None:
+    with_failures = step_metrics([group(rollout(1.0), failure(), failure())])
+    without = step_metrics([group(rollout(1.0))])
+    for name in ("reward.mean", "reward.spread", "success", "length.mean", "zero_variance.all_right"):
+        assert with_failures[name] == without[name]
+
+
+def test_zero_variance_reads_the_verdict_only_and_is_split() -> None:
+    shaped = rollout(1.0, shaping=Score(value=0.5))
+    groups = [
+        group(shaped, rollout(1.0)),
+        group(rollout(0.0), rollout(0.0)),
+        group(rollout(0.5), rollout(0.5 + 1e-12)),
+        group(rollout(0.0), rollout(1.0)),
+        group(failure()),
+    ]
+    m = step_metrics(groups, refused={"zero variance": 3, "too few valid members": 1})
+    assert m["zero_variance"] == 0.75
+    assert m["zero_variance.all_right"] == m["zero_variance.all_wrong"] == 0.25
+    assert m["groups"] == 5
+    assert m["groups.refused"] == 4
+    assert m["groups.refused.zero_variance"] == 3
+
+
+def test_parts_of_rewards() -> None:
+    both = Score(value=1.5, parts={"found": 1.0, "tags": 0.5})
+    one = Score(value=0.0, parts={"found": 0.0, "tags": 0.0})
+    brief = Score(value=0.2, parts={"brevity": 0.2})
+    groups = [group(rollout(None).but(verdict=both, shaping=brief), rollout(None).but(verdict=one))]
+    m = step_metrics(groups)
+    assert (m["reward.part.found.mean"], m["reward.part.found.spread"]) == (0.5, 0.5)
+    assert m["reward.part.tags.mean"] == 0.25
+    assert m["reward.part.brevity.mean"] == m["reward.shaping.mean"] == 0.2
+    assert m["reward.mean"] == pytest.approx(0.85)
+
+
+def test_the_learner_speaks_for_itself_without_hiding_our_counts() -> None:
+    m = step_metrics([group(rollout(tokens=3))], learned={"entropy": 0.5, "tokens": 99.0, "seconds": 7.0})
+    assert m["entropy"] == 0.5
+    assert m["tokens"] == 3
+    assert m["learner.tokens"] == 99
+    assert m["learner.seconds"] == 7
+
+
+def test_environments_are_told_apart_where_there_are_several() -> None:
+    m = step_metrics([group(rollout(1.0)), group(rollout(0.0), environment="b")])
+    assert (m["environment.a.success"], m["environment.b.success"]) == (1, 0)
+    assert not any(k.startswith("environment.") for k in step_metrics([group(rollout())]))
+
+
+@pytest.mark.parametrize("groups", [[], [group(failure())], [group(rollout(None))]])
+def test_nothing_is_made_up_where_nothing_ran(groups: list[Group[Task, None]]) -> None:
+    m = step_metrics(groups, seconds={"rollouts": 0.0})
+    assert "tokens_per_second" not in m
+    json.dumps(plain(m), allow_nan=False)
+    if not groups or not groups[0].valid:
+        assert "reward.mean" not in m
+
+
+def test_held_out_is_the_weighted_mean_with_an_interval() -> None:
+    a = evaluation(*(group(rollout(float(i < 3))) for i in range(4)))
+    b = evaluation(*(group(rollout(0.0)) for _ in range(2)), environment="b")
+    alone = held_out([a], [7.0])
+    assert alone["accuracy"] == 0.75
+    assert alone["low"] < 0.75 < alone["high"]
+    assert (alone["tasks"], alone["failed"], alone["length.mean"]) == (4, 0, 4)
+    both = held_out([a, b], [1.0, 3.0])
+    assert both["accuracy"] == pytest.approx(0.75 / 4)
+    assert 0 <= both["low"] < both["accuracy"] < both["high"] <= 1
+    assert (both["a.accuracy"], both["b.accuracy"]) == (0.75, 0)
+    nothing = held_out([evaluation(group(failure()))], [1.0])
+    assert nothing["accuracy"] is None
+    assert nothing["failed"] == 1
+    m = step_metrics([], held_out=both)
+    assert m["held_out.accuracy"] == both["accuracy"]
+    assert m["held_out.a.low"] == both["a.low"]
+
+
+def test_one_evaluation_as_flat_numbers() -> None:
+    m = evaluation_metrics(evaluation(group(rollout(1.0)), group(rollout(0.0))))
+    assert m["accuracy"] == m["pass@1"] == m["reward"] == 0.5
+    assert m["length.mean"] == 4
+    assert all(isinstance(v, (int, float)) for v in m.values())
+
+
+def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with RunFolder.create(tmp_path / "run", "x = 1") as folder:
+        with pytest.raises(UsageError, match="no metrics"):
+            draw(folder)
+        for step in range(1, 4):
+            out = held_out([evaluation(group(rollout(1.0)), group(rollout(0.0)))], [1.0]) if step == 2 else {}
+            groups = [group(rollout(1.0), rollout(0.0, shaping=Score(value=0.1)))]
+            folder.append({"step": step, **step_metrics(groups, held_out=out, learned={"entropy": 0.1})})
+        path = draw(folder)
+        assert path.parent == folder.path
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert picture([{"step": 1}]).startswith(b"\x89PNG")
+    assert picture([{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "success": None}]).startswith(b"\x89PNG")

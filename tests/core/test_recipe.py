@@ -1,0 +1,293 @@
+"""Recipes: strict, overridable, written out whole, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import datetime
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintain import toml
+from quintain.agent import Limits
+from quintain.errors import RecipeError
+from quintain.recipe import Recipe, override
+from quintain.recipe_errors import line_of
+
+SMALL = '[[environments]]\nuse = "arithmetic"\n'
+
+
+def test_defaults() -> None:
+    recipe = Recipe.parse(SMALL)
+    assert recipe.environments[0].use == "arithmetic"
+    assert (recipe.batch.groups, recipe.batch.members, recipe.batch.min_members) == (32, 8, 2)
+    assert recipe.algorithm.use == "dr_grpo"
+    assert recipe.engine.use == "embedded"
+    assert recipe.model.starts_supervised
+    assert recipe.sampling.how().temperature == 1
+    assert recipe.evaluation.how(recipe.sampling).temperature == 0
+
+
+def test_every_section_takes_its_keys() -> None:
+    recipe = Recipe.parse(FULL)
+    assert recipe.run.name == "first"
+    assert recipe.environments[1].weight == 0.5
+    assert recipe.environments[0].args == {"level": 2, "words": ["a", "b"], "deep": {"x": 1.5}}
+    assert recipe.environments[0].limits.over(Limits(turns=2, seconds=9)) == Limits(turns=None, tokens=64, seconds=9)
+    assert recipe.model.lora is not None
+    assert recipe.model.lora.model_dump() == {"r": 4, "lora_alpha": 32, "target_modules": "all-linear"}
+    named = Recipe.parse(FULL, ["model.lora.target_modules=['q_proj']"]).model.lora
+    assert named is not None
+    assert named.model_dump()["target_modules"] == ["q_proj"]
+    assert not Recipe.parse(FULL, ["model.name=Qwen/Qwen3-0.6B"]).model.starts_supervised
+    assert recipe.services["judge"].args == {"url": "http://x"}
+    assert recipe.evaluation.tasks is None
+    assert recipe.evaluation.test.tasks == 0
+    assert recipe.rollouts.keep == 5
+    assert Recipe.parse(recipe.to_toml()) == recipe
+
+
+FULL = """
+[run]
+name = "first"
+seed = 3
+[model]
+dtype = "bfloat16"
+lora = {r = 4}
+[model.start]
+args = {lr = 1e-3}
+[[environments]]
+use = "arithmetic"
+reward = "found * 0.5"
+system = "Think."
+limits = {turns = "none", tokens = 64}
+[environments.args]
+level = 2
+words = ["a", "b"]
+deep.x = 1.5
+[[environments]]
+use = "countdown"
+weight = 0.5
+shaping = "0.1 * brevity"
+[services.judge]
+use = "llm"
+args = {url = "http://x"}
+[evaluation]
+tasks = "all"
+test = {tasks = 0}
+[rollouts]
+keep = 5
+[sampling]
+stop = ["END"]
+[stop]
+accuracy = 0.95
+"""
+
+
+def test_a_copy_with_other_values_is_checked_and_keeps_the_rest() -> None:
+    recipe = Recipe.parse(FULL)
+    changed = recipe.but({"run.name": "second", "environments.1.weight": 2.0})
+    assert changed.run.name == "second"
+    assert changed.environments[1].weight == 2
+    assert changed.but({"run.name": "first", "environments.1.weight": 0.5}) == recipe
+    with pytest.raises(RecipeError, match=r"run\.steps"):
+        recipe.but({"run.steps": 0})
+
+
+@pytest.mark.parametrize(
+    "text, path, value",
+    [
+        ("learner.lr=1e-5", ("learner", "lr"), 1e-5),
+        ("run.steps = 7", ("run", "steps"), 7),
+        ("model.name=Qwen/Qwen3-0.6B", ("model", "name"), "Qwen/Qwen3-0.6B"),
+        ("checkpoint.best=false", ("checkpoint", "best"), False),
+        ("sampling.stop=['a', 'b']", ("sampling", "stop"), ["a", "b"]),
+        ('a.b="quoted = text"', ("a", "b"), "quoted = text"),
+        ("a.b=x=y", ("a", "b"), "x=y"),
+        ("a.b=0.1 * kind(rubric='x')", ("a", "b"), "0.1 * kind(rubric='x')"),
+        ("a.b=2026-01-01", ("a", "b"), "2026-01-01"),
+        ("a.b=1\nc=2", ("a", "b"), "1\nc=2"),
+        ("a.b=", ("a", "b"), ""),
+        ("environments.0.args.level=2", ("environments", "0", "args", "level"), 2),
+    ],
+)
+def test_overrides_are_toml_or_plain_text(text: str, path: tuple[str, ...], value: Any) -> None:
+    assert override(text)[:2] == (path, value)
+
+
+@pytest.mark.parametrize("text", ["learner.lr", "=3", "a..b=1", "a.b=[1", 'a.b="open', "a.b={"])
+def test_unreadable_overrides(text: str) -> None:
+    with pytest.raises(RecipeError, match="cannot read"):
+        override(text)
+
+
+def test_overrides_reach_into_lists_and_append() -> None:
+    recipe = Recipe.parse(
+        SMALL, ["environments.0.args.level=2", "environments.1.use=countdown", "services.judge.use=llm"]
+    )
+    assert recipe.environments[0].args == {"level": 2}
+    assert recipe.environments[1].use == "countdown"
+    assert recipe.services["judge"].use == "llm"
+
+
+def test_text_may_look_like_a_number() -> None:
+    assert Recipe.parse(SMALL, ["run.name=5"]).run.name == "5"
+    assert Recipe.parse(SMALL, ["environments.0.system=1.50"]).environments[0].system == "1.50"
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("environments.use=x", ["list of 1", "environments.0.use"]),
+        ("environments.3.use=x", ["list of 1"]),
+        ("environments.0.use.x=1", ["environments.0.use is 'arithmetic', not a table"]),
+        ("learner.lrr=1", ["--set learner.lrr=1", "unknown key 'lrr' in [learner]", "did you mean 'lr'"]),
+        ("sampling.lr=1", ["'lr' in [sampling]", "belongs in [learner]"]),
+        ("lerner.lr=1", ["unknown section [lerner]", "did you mean 'learner'"]),
+        ("environments.0.level=3", ["[[environments]] number 1", "go under args"]),
+        ("environments.0.limits.turn=3", ["[environments.0.limits]", "did you mean 'turns'"]),
+        ("services.judge={use = 'llm', x = 3}", ["unknown key 'x' in [services.judge]"]),
+        ("learner.lr=abc", ["learner.lr is 'abc'", "a number"]),
+        ('learner.lr="0.1"', ["learner.lr is '0.1'", "remove the quotes"]),
+        ("learner.lr=0", ["learner.lr is 0", "more than 0"]),
+        ("learner.lr=nan", ["finite"]),
+        ("run.steps=3.0", ["run.steps is 3.0", "a whole number"]),
+        ("run.steps=true", ["a whole number"]),
+        ("run.seed=-1", ["at least 0"]),
+        ("run.name=../up", ["run.name is '../up'", "no slash"]),
+        ("checkpoint.best=yes", ["true or false"]),
+        ("evaluation.split=tst", ["did you mean 'test'"]),
+        ("model.dtype=fp8", ["model.dtype is 'fp8'", "'bfloat16'"]),
+        ("stop.accuracy=95", ["at most 1"]),
+        ("rollouts.keep=0", ["rollouts.keep is 0", "'all' or 'none'"]),
+        ("rollouts.keep=some", ["'all' or 'none'"]),
+        ("evaluation.tasks=0", ["at least 1"]),
+        ("environments.0.limits.turns=0", ["at least 1, or 'none'"]),
+        ("environments.0.weight=0", ["more than 0"]),
+        ("environments.0.args=3", ["a table"]),
+        ("learner.betas=[0.9]", ["two numbers"]),
+        ("learner.betas=[0.9, 1.0]", ["less than 1"]),
+        ("batch.members=1", ["min_members is 2", "at most members"]),
+        ("sampling.top_p=0.9", ["top_p cannot be used in training", "remove"]),
+        ("sampling.min_p=0.1", ["min_p cannot be used in training"]),
+        ("sampling.temperature=0", ["more than 0"]),
+        ("environments=[]", ["names no environment", "quintain list environments"]),
+    ],
+)
+def test_errors_name_key_expected_and_fix(change: str, words: list[str]) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.parse(SMALL, [change])
+    message = str(caught.value)
+    for word in words:
+        assert word in message
+    assert len(message.splitlines()) == 1
+    assert "pydantic" not in message
+
+
+def test_all_errors_at_once_each_with_its_line() -> None:
+    text = '[run]\nsteps = "3"\n\n[[environments]]\nuse = "a"\n[[environments]]\nues = "b"\n[learner]\nlr = -1\n'
+    with pytest.raises(RecipeError) as caught:
+        Recipe.parse(text, source="my.toml")
+    lines = str(caught.value).splitlines()
+    assert any(x.startswith("my.toml:2: run.steps") for x in lines)
+    assert any(x.startswith("my.toml:6: [[environments]] number 2 has no 'use'") for x in lines)
+    assert any(x.startswith("my.toml:7: unknown key 'ues'") for x in lines)
+    assert any(x.startswith("my.toml:9: learner.lr is -1") for x in lines)
+    assert len(lines) == 4
+
+
+def test_files(tmp_path: Path) -> None:
+    path = tmp_path / "r.toml"
+    path.write_text(SMALL)
+    assert Recipe.load(path, ["run.seed=4"]).run.seed == 4
+    with pytest.raises(RecipeError, match="No such file"):
+        Recipe.load(tmp_path / "none.toml")
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(RecipeError, match="UTF-8"):
+        Recipe.load(path)
+    path.write_text("[run\n")
+    with pytest.raises(RecipeError, match=r"r\.toml is not TOML.*line 1"):
+        Recipe.load(path)
+    with pytest.raises(RecipeError, match="names no environment"):
+        Recipe.parse("")
+
+
+def test_lines_are_found_in_nested_tables() -> None:
+    text = (
+        '[model]\nname = "x"\n[[environments]]\nuse = "a"\nargs.level = 1\n'
+        "[[environments]]\n[environments.limits] # of the second\nturns = 3"
+    )
+    assert line_of(text, ("model", "name")) == 2
+    assert line_of(text, ("environments", 0, "args", "level")) == 5
+    assert line_of(text, ("environments", 1, "limits", "turns")) == 8
+    assert line_of(text, ("environments", 1, "use")) == 6
+    assert line_of(text, ("learner", "lr")) is None
+
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+scalars = (
+    st.booleans()
+    | st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False)
+    | names
+    | st.dates(min_value=datetime.date(1, 1, 1))
+    | st.times()
+    | st.datetimes()
+)
+tables = st.recursive(
+    st.dictionaries(names, scalars, max_size=3),
+    lambda inner: st.dictionaries(names, scalars | inner | st.lists(scalars | inner, max_size=3), max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(deadline=None)
+@given(tables)
+def test_any_toml_table_is_written_and_read_back(table: dict[str, Any]) -> None:
+    assert tomllib.loads(toml.dumps(table)) == table
+
+
+def test_toml_refuses_what_it_cannot_carry() -> None:
+    assert toml.dumps({"a": None, "b": {"c": None}}) == "[b]\n"
+    with pytest.raises(TypeError, match="cannot carry"):
+        toml.dumps({"a": [object()]})
+    with pytest.raises(TypeError, match="key"):
+        toml.dumps({1: 2})  # type: ignore[dict-item]
+
+
+args = st.dictionaries(
+    st.text("abcxyz_", min_size=1, max_size=5),
+    st.integers(-99, 99) | names | st.floats(-9, 9) | st.booleans(),
+    max_size=3,
+)
+
+
+@settings(deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "environments": st.lists(
+                st.fixed_dictionaries({"use": names.filter(bool), "args": args}), min_size=1, max_size=3
+            )
+        },
+        optional={
+            "run": st.fixed_dictionaries({"seed": st.integers(0, 2**63 - 1), "steps": st.integers(1, 10**6)}),
+            "learner": st.fixed_dictionaries({"lr": st.floats(1e-9, 1.0)}),
+            "evaluation": st.fixed_dictionaries({"tasks": st.just("all") | st.integers(1, 999)}),
+            "rollouts": st.fixed_dictionaries({"keep": st.sampled_from(["all", "none", 1, 7])}),
+            "stop": st.fixed_dictionaries({"minutes": st.floats(0.1, 99)}),
+            "services": st.dictionaries(
+                names.filter(bool), st.fixed_dictionaries({"use": st.just("x"), "args": args}), max_size=2
+            ),
+        },
+    )
+)
+def test_resolved_recipes_read_back_equal(data: dict[str, Any]) -> None:
+    recipe = Recipe.of(data)
+    again = Recipe.parse(recipe.to_toml())
+    assert again == recipe
+    assert again.to_toml() == recipe.to_toml()
+    assert recipe.but({}) == recipe

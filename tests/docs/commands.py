@@ -1,0 +1,83 @@
+"""The commands of the documentation: which the page tests run, and which test runs the others."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from unittest.mock import patch
+
+from quintain.cli import main, root
+
+WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_read"
+INSTALLED = "tests/core/test_plugins_extension.py::test_list_shows_its_components_and_the_clash"
+OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
+GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
+SERVER = "tests/core/test_evaluate.py::test_eval_against_a_local_server"
+WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
+
+ELSEWHERE = {
+    "make test": WORKSPACE,
+    "make train": WHOLE_RUN,
+    "quintain train": WHOLE_RUN,
+    "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
+    "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
+    "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
+    "pip install -e .": INSTALLED,
+}
+"""Command to the test that does the same in its own way: what takes minutes, a network or a server."""
+
+
+def parse(command: str) -> None:
+    """Read the options of a ``quintain`` command without running it.
+
+    Raises:
+        click.ClickException: there is no such command or option.
+    """
+    name, *words = shlex.split(command)[1:]
+    with root.make_context("quintain", [name, *words], resilient_parsing=False) as context:
+        found = root.get_command(context, name)
+        assert found is not None
+        found.make_context(name, list(words), parent=context)
+
+
+def run(command: str) -> tuple[int, str]:
+    """Run *command* in the working directory: its status, and all that it said.
+
+    `quintain` runs in this process, since every new one pays for torch again; `pytest` and `python` in their own.
+    """
+    tool, *words = shlex.split(command)
+    if tool == "quintain":
+        return _inside(words)
+    assert tool in ("pytest", "python"), f"{command!r} is neither run here nor in the table ELSEWHERE"
+    argv = [sys.executable, *(["-m", "pytest", "-p", "no:cacheprovider"] if tool == "pytest" else []), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": "."})
+    return done.returncode, done.stdout + done.stderr
+
+
+def _inside(words: Sequence[str]) -> tuple[int, str]:
+    out = io.StringIO()
+    with (
+        patch.dict(os.environ, COLUMNS="160"),
+        patch("sys.stdin", io.StringIO()),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(out),
+    ):
+        status = main(words)
+    return status, out.getvalue()
+
+
+def shows(expected: str, output: str) -> bool:
+    """Whether *output* has the lines of *expected*, in order; ``...`` stands for anything."""
+    lines = [line.strip() for line in expected.splitlines() if line.strip() and line.strip() != "..."]
+    patterns = [r"\s+".join(map(_pattern, line.split())) for line in lines]
+    return re.search(r".*?\s*".join(patterns), output, re.S) is not None
+
+
+def _pattern(word: str) -> str:
+    return re.escape(word).replace(r"\.\.\.", ".*?")
