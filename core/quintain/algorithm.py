@@ -336,6 +336,8 @@ class Row:
                 raise UsageError(
                     f"algorithm {self.name!r}: {kind} is {piece!r}; expected a function decorated with @{kind}"
                 )
+            if piece.stateful and kind != "advantage":
+                raise UsageError(f"algorithm {self.name!r}: {piece!r} keeps state; in this version only advantages may")
         if self.epochs < 1 or self.minibatches < 1:
             raise UsageError(
                 f"algorithm {self.name!r}: epochs {self.epochs}, minibatches {self.minibatches}; both start at 1"
@@ -351,10 +353,11 @@ class Row:
                 f"algorithm {self.name!r}: a ratio to mu already holds the mismatch prox / mu that {self.correction!r} "
                 "repairs; set anchor = 'prox' or correction = 'none'"
             )
-        if corrected and self.objective.level != "token" and self.correction.level == "token":
+        fits = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}
+        if corrected and self.correction.level not in fits[self.objective.level]:
             raise UsageError(
-                f"algorithm {self.name!r}: {self.correction!r} weighs tokens but {self.objective!r} has one term per "
-                f"{self.objective.level}; use a correction of level 'sequence' or none"
+                f"algorithm {self.name!r}: {self.correction!r} weighs {self.correction.level}s but {self.objective!r} "
+                f"has one term per {self.objective.level}; a correction fits terms of its own size or smaller"
             )
 
     def notes(self) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class Checkpoint:
             learner.load_state_dict(held["learner"])
         except (RuntimeError, ValueError, KeyError) as e:
             raise RunError(f"checkpoint {self.path} does not fit the model of the recipe: {e}") from e
-        _restore_generators(held["generators"])
+        restore_generators(held["generators"])
         return self.state
 
 
@@ -189,7 +189,10 @@ def _written_whole(beside: Path, final: Path, learner: Trainable) -> Iterator[No
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether *error* is a full disk as safetensors and torch report it: without its number."""
+    """Whether *error*, or what it came from, is a full disk as safetensors and torch report it: without its number."""
+    before = error.__cause__ or error.__context__
+    if before is not None and ((isinstance(before, OSError) and before.errno in (27, 28)) or _no_room(before)):
+        return True
     signs = ("No space left on device", "os error 28", "os error 27", "PytorchStreamWriter failed")
     return any(sign in str(error) for sign in signs)
 
@@ -241,7 +244,7 @@ def _write_learner(folder: Path, learner: Trainable) -> None:
     import torch
 
     whole = _saved_exactly(learner.module, folder / "model")
-    held = {"learner": learner.state_dict(weights=not whole), "generators": _generators()}
+    held = {"learner": learner.state_dict(weights=not whole), "generators": generators()}
     _check_loadable({k: v for k, v in held["learner"].items() if k not in ("module", "optimizer", "reference")})
     with open(folder / "learner.pt", "wb") as file:
         torch.save(held, file)
@@ -294,18 +297,25 @@ def _load_weights(module: Any, folder: Path) -> None:
             own[name].copy_(tensor)
 
 
-def _generators() -> dict[str, Any]:
+def generators() -> dict[str, Any]:
+    """The states of the process's random-number generators: Python's, NumPy's and torch's."""
+    import numpy
     import torch
 
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"python": random.getstate(), "torch": torch.get_rng_state(), "cuda": cuda}
+    kind, words, *rest = numpy.random.get_state(legacy=True)
+    held = [str(kind), [int(w) for w in words], *rest]
+    return {"python": random.getstate(), "numpy": held, "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def _restore_generators(held: Mapping[str, Any]) -> None:
+def restore_generators(held: Mapping[str, Any]) -> None:
+    """Take up what `generators` gave."""
+    import numpy
     import torch
 
     version, words, gauss = held["python"]
     random.setstate((version, tuple(words), gauss))
+    numpy.random.set_state(tuple(held["numpy"]))
     torch.set_rng_state(held["torch"])
     if held["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(held["cuda"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import signal
 import time
 from collections.abc import Iterator, Sequence
@@ -25,6 +26,7 @@ from .recipe import Recipe
 from .report.screen import Screen
 from .run import Run, Standing
 from .services import opened, plan
+from .session import derived_seed
 from .stage import Casting, cast_table
 from .store import RunFolder
 
@@ -41,6 +43,7 @@ def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]
     row = algorithm(recipe)
     checkpoint = latest(folder)
     began = time.monotonic()
+    seed_everything(recipe.run.seed)
     model = model_for(recipe, castings, checkpoint, screen)
     learner = Learner(model.module, row, **learner_options(recipe))
     return asyncio.run(
@@ -116,6 +119,16 @@ def trainable(kind: Any, recipe: Recipe) -> None:
             f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
             'For training take engine.use = "embedded"'
         )
+
+
+def seed_everything(seed: int) -> None:
+    """Seed the process's own generators, for adapters' first weights and for authors' code that draws from them."""
+    import numpy
+    import torch
+
+    random.seed(derived_seed(seed, "python"))
+    numpy.random.seed(derived_seed(seed, "numpy") % 2**32)
+    torch.manual_seed(derived_seed(seed, "torch"))
 
 
 def learner_options(recipe: Recipe) -> dict[str, Any]:

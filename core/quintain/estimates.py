@@ -145,7 +145,13 @@ def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, c
     most = math.fsum(max(1.0, n / k) for n in samples)
     variance = _variance(values, p) / tasks
     spread = p * (1 - p)
-    effective = float(tasks) if spread <= 1e-12 else most if variance <= 0 else min(most, max(tasks, spread / variance))
+    effective = (
+        float(tasks)
+        if spread <= 1e-12 or tasks == 1
+        else most
+        if variance <= 0
+        else min(most, max(tasks, spread / variance))
+    )
     low, high = wilson(p, effective, confidence)
     return Estimate(
         value=p, low=low, high=high, tasks=tasks, samples=sum(samples), effective=effective, confidence=confidence

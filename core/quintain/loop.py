@@ -34,6 +34,8 @@ async def train(run: Run) -> dict[str, Any]:
         status = "interrupted" if isinstance(e, Interrupted) else "failed"
         run.hooks.emit(RunEnd(step=run.at.step, status=status, error=str(e), summary={}))
         raise
+    finally:
+        run.report_hooks()
     run.folder.write_summary(summary)
     run.hooks.emit(RunEnd(step=run.at.step, status="finished", error="", summary=summary))
     return summary
@@ -43,12 +45,13 @@ async def one_step(run: Run) -> None:
     """Pick, play, admit, learn, publish, measure, record, save."""
     step = run.at.step + 1
     clock = run.clock.fork()
+    stalls = getattr(run.engine, "stalls", 0)
     with run.undone_unless_complete():
         jobs = run.jobs(step)
         with clock("rollouts"):
             groups = await run.until_stopped(run_groups(jobs, run.setting(step), run.screen.advance))
-    admitted, refused = run.admit(groups)
-    batch = run.batch(admitted)
+        admitted, refused = run.admit(groups)
+        batch = run.batch(admitted)
     with run.indivisible():
         with clock("update"):
             learned = run.learner.step(batch) if batch.tokens else {}
@@ -57,6 +60,8 @@ async def one_step(run: Run) -> None:
         run.count(step, groups)
         held_out = await measured(run, step)
         metrics = health.step_metrics(groups, refused=refused, learned=learned, held_out=held_out, seconds=clock.spent)
+        # An engine that lost patience with an episode stepped without it: this step will not repeat bit for bit.
+        metrics["engine.stalls"] = getattr(run.engine, "stalls", 0) - stalls
         run.record(step, groups, metrics)
     if run.due(run.recipe.checkpoint.every):
         run.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import health
 from .algorithm import Candidate, Row
-from .checkpoint import Checkpoint, Keeper
+from .checkpoint import Checkpoint, Keeper, generators, restore_generators
 from .curriculum import Curriculum
 from .engine import TokenEngine
 from .environment import Environment
@@ -48,6 +49,7 @@ class Standing:
     seconds: dict[str, float] = field(default_factory=dict)
     before: dict[str, Any] = field(default_factory=dict)
     accuracy: float | None = None
+    measured: int = -1
     best: float | None = None
     failures: dict[str, int] = field(default_factory=dict)
 
@@ -97,6 +99,8 @@ class Run:
     at: Standing = field(default_factory=Standing)
     whole: bool = True
     """False between an update and its record: a checkpoint then would hold half a step."""
+    undone: dict[str, Any] | None = None
+    """What services held before a step that was given up; a checkpoint takes this instead of what they hold now."""
 
     @property
     def clock(self) -> Clock:
@@ -176,12 +180,9 @@ class Run:
         valid = group.valid
         if len(valid) < self.recipe.batch.min_members:
             return "too few valid members"
-        candidate = Candidate(
-            verdicts=tuple(r.verdict.total for r in valid if r.verdict),
-            totals=tuple(r.total for r in valid),
-            requested=len(group.rollouts),
-        )
-        return str(self.row.admission(candidate))
+        seats = dict.fromkeys(seat for r in valid for seat in r.transcripts)
+        reasons = [str(self.row.admission(_candidate(group, seat))) for seat in seats]
+        return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
 
     def _count_failures(self, groups: Sequence[AnyGroup]) -> None:
         failed = Counter(f"{r.ending.kind}: {r.ending.reason}" for g in groups for r in g.rollouts if not r.valid)
@@ -242,16 +243,16 @@ class Run:
                 metrics = health.evaluation_metrics(result)
                 self.hooks.emit(EvaluationEnd(step=self.at.step, environment=row.use, split=split, metrics=metrics))
         found = health.held_out(results, [row.weight for row in self.recipe.environments])
-        self.at.accuracy = found["accuracy"]
+        self.at.accuracy, self.at.measured = found["accuracy"], self.at.step
         return found
 
     async def final(self, when: str) -> dict[str, Any]:
         """The measurement that is reported: once before training, once after."""
-        table, kept = self.recipe.evaluation.test, self.at.accuracy
+        table, kept = self.recipe.evaluation.test, (self.at.accuracy, self.at.measured)
         if table.tasks == 0:
             return {"accuracy": None}
         found = await self.until_stopped(self.hold_out(table.split, table.tasks))
-        self.at.accuracy = kept  # the test split decides nothing
+        self.at.accuracy, self.at.measured = kept  # the test split decides nothing
         if found["accuracy"] is not None:
             self.screen.note(f"{when} training: {found['accuracy']:.1%} of held-out tasks right ({table.split} split)")
         return found
@@ -271,17 +272,18 @@ class Run:
         """A checkpoint of the last complete step, unless there is one."""
         if not self.whole or not self.at.step or self.keeper.has(self.at.step):
             return
-        better = self.at.accuracy is not None and (self.at.best is None or self.at.accuracy > self.at.best)
-        self.at.best = self.at.accuracy if better else self.at.best
+        known = self.at.accuracy if self.at.measured == self.at.step else None  # of these very weights
+        better = known is not None and (self.at.best is None or known > self.at.best)
+        self.at.best = known if better else self.at.best
         with self.clock("checkpoint"):
             state = {
                 "standing": vars(self.at),
                 "curriculum": self.curriculum.state(),
-                "services": states(self.services),
+                "services": self.undone if self.undone is not None else states(self.services),
                 "version": self.engine.version,
             }
             path = self.keeper.save(self.at.step, learner=self.learner, state=state, best=better)
-        self.hooks.emit(CheckpointSaved(step=self.at.step, path=str(path), best=better))
+        self.hooks.emit(CheckpointSaved(step=self.at.step, path=str(path.absolute()), best=better))
 
     def restore(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Take up a checkpoint; the states of its services."""
@@ -294,12 +296,15 @@ class Run:
 
     @contextmanager
     def undone_unless_complete(self) -> Iterator[None]:
-        """If the block is left by an error, the curriculum stands as if it had not begun."""
-        before = self.curriculum.state()
+        """If the block is left by an error, all that a checkpoint holds stands as if it had not begun."""
+        before, held = self.curriculum.state(), copy.deepcopy(states(self.services))
+        drawn = generators()
         try:
             yield
         except BaseException:
             self.curriculum.restore(before)
+            self.undone = held
+            restore_generators(drawn)
             raise
 
     @contextmanager
@@ -308,6 +313,12 @@ class Run:
         self.whole = False
         yield
         self.whole = True
+
+    def report_hooks(self) -> None:
+        """Say which hook plugins failed, and let them go."""
+        for failure in self.hooks.failures:
+            self.screen.warn(str(failure))
+        self.hooks.close()
 
     async def until_stopped(self, work: Awaitable[A]) -> A:
         """The result of *work*, which is given up where the user asks to stop.
@@ -342,6 +353,15 @@ class Run:
             "failures": self.at.failures,
             "seconds": {**self.at.seconds, "total": sum(self.at.seconds.values())},
         }
+
+
+def _candidate(group: AnyGroup, seat: str) -> Candidate:
+    """The valid members that *seat* took part in, as admission sees them: seats are compared each among themselves."""
+    members = [r for r in group.valid if seat in r.transcripts]
+    verdicts = tuple(r.verdict.of_seat(seat) if r.verdict else 0.0 for r in members)
+    shaping = tuple(r.shaping.of_seat(seat) if r.shaping else 0.0 for r in members)
+    totals = tuple(v + s for v, s in zip(verdicts, shaping, strict=True))
+    return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
 
 
 def _sample(rollout: Rollout[Any, Any], seat: str, sequences: Any, group: int) -> Sample:

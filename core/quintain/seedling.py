@@ -22,9 +22,10 @@ TAGS = tuple(
 """Plain text, but one token each."""
 
 WORDS = """
-the of and to in is that it for as with on be at by this from or are an not have you we can will if then each which one all
-there what when how out up use used number numbers result answer end make work write give find step steps so therefore
-total sum left more than how many much let once first next last after before only two three four five ten times
+the of and to in is that it for as with on be at by this from or are an not have you we can will if then each which one
+all there what when how out up use used number numbers result answer end make work write give find step steps so
+therefore total sum left more than how many much let once first next last after before only two three four five ten
+times
 expression brackets call function name value list word words letter text question think reason put within final
 """.split()
 """Read as one token each after a blank; chosen for prompts of tasks, not for any one of them."""

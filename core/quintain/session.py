@@ -167,6 +167,8 @@ class Session(Agent):
     async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], how: Sampling) -> Turn:
         if self._conversation is None:
             self._conversation = Conversation(engine.codec, [t.spec for t in tools])
+        elif tools:  # offered later: the template then rewrites the beginning, and the transcript branches
+            self._conversation.tools = tuple(t.spec for t in tools)
         for m in self._pending:
             self._conversation.add(m)
         self._pending.clear()

@@ -6,7 +6,6 @@ Without it a small model never sees a reward. It is kept short on purpose: reinf
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import copy
 import hashlib
 import json
@@ -53,7 +52,7 @@ HALVINGS = 5
 FADE = 0.9
 """Share of the learning rate that goes while accuracy settles."""
 
-UNFIT = 1000
+UNFIT = 100
 """Demonstrations in a row that are too long for the context before growing gives up."""
 
 SLOTS = 256
@@ -125,7 +124,7 @@ def grow(
     tasks: int = 200,
     model: Mapping[str, Any] | None = None,
 ) -> GrowReport:
-    """Train a fresh default model on the demonstrations of *environments* until greedy accuracy on ``dev`` is in *target*.
+    """Train a fresh default model on demonstrations of *environments* until greedy accuracy on ``dev`` is in *target*.
 
     Where accuracy jumps over the target between two checks, the model goes back to the check before and on at half the
     learning rate.
@@ -342,8 +341,8 @@ def examples(environments: Sequence[AnyEnvironment], codec: HFCodec) -> Iterator
             unfit = unfit + 1 if len(sequence.ids) > CONTEXT else 0
             if unfit > UNFIT:
                 raise UsageError(
-                    f"{type(environment).__name__}: {UNFIT} demonstrations in a row are longer than the {CONTEXT} tokens "
-                    "of the default model; shorten them, or train a pretrained model with --model"
+                    f"{type(environment).__name__}: {UNFIT} demonstrations in a row are longer than the {CONTEXT} "
+                    "tokens of the default model; shorten them, or train a pretrained model with --model"
                 )
             if not unfit:
                 yield sequence
@@ -394,7 +393,8 @@ def _save(plant: _Plant, report: GrowReport, out: Path) -> None:
         module: Any = plant.learner.module
         module.save_pretrained(out)
         plant.codec.tokenizer.save_pretrained(out)
-        (out / "grown.json").write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+        facts = {k: v for k, v in asdict(report).items() if k != "path"}  # the folder may be moved
+        (out / "grown.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
         raise StorageError(f"cannot write the grown model to {out}: {e}") from e
 
@@ -451,8 +451,7 @@ async def _into(
         raise StorageError(f"cannot write to the cache {folder.parent}: {e}; name another with QUINTAIN_CACHE") from e
     try:
         report = await _grow(environments, seed, beside, progress, services, **{**_defaults(), **settings})
-        with contextlib.suppress(FileExistsError, OSError):  # another process may have been faster with the same model
-            beside.rename(folder)
+        _moved(beside, folder)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
     if not report.reached:
@@ -462,6 +461,16 @@ async def _into(
 def _plain(name: str) -> str:
     """A name that any file system takes: the last word of ``module:Class`` and the like."""
     return re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
+
+
+def _moved(beside: Path, folder: Path) -> None:
+    try:
+        beside.rename(folder)
+    except OSError as e:
+        if not (folder / "grown.json").is_file():  # else another process was faster with the same model
+            raise StorageError(
+                f"cannot write to the cache {folder.parent}: {e}; name another with QUINTAIN_CACHE"
+            ) from e
 
 
 def _defaults() -> dict[str, Any]:

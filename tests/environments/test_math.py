@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from quintain.errors import UsageError
 from quintain.testing import EnvironmentSuite, rollout
 from quintain_env_math import GSM8K, Arithmetic, Countdown
-from quintain_env_math.arithmetic import Problem, right_number, worked
+from quintain_env_math.arithmetic import Problem, right_digits, right_number, worked
 from quintain_env_math.countdown import LONGEST, evaluate, reaches_target
 from quintain_env_math.final import final_answer
 from quintain_env_math.splits import split_of
@@ -64,6 +64,50 @@ def eval_of(text: str) -> int:
 )
 def test_worked_columns(problem: str, lines: str) -> None:
     assert worked(of(problem)) == lines
+
+
+@pytest.mark.parametrize(
+    ("problem", "lines"),
+    [
+        ("47+85", "7+5=12\n4+8=12\n#### 122"),
+        ("52-47", "12-7=5\n5-4=1\n#### 15"),
+        ("47*8", "7*8=56\n4*8=32\n#### 326"),
+        ("12+34", "2+4=6\n1+3=4\n#### 46"),
+    ],
+)
+def test_a_careless_pupil_forgets_what_to_carry(problem: str, lines: str) -> None:
+    assert worked(of(problem), lambda: True) == lines
+
+
+def test_slips_are_the_share_of_carries_forgotten() -> None:
+    def wrong(slips: float) -> float:
+        environment = Arithmetic(slips=slips)
+        pairs = zip(environment.tasks("train"), environment.demonstrations("train"), strict=False)
+        return sum(final_answer(d.reply) != t.answer for t, d in islice(pairs, 500)) / 500
+
+    assert wrong(0.0) == 0
+    assert 0.65 < wrong(1.0) < 0.8  # sums of three digits with something to carry below the first column
+    assert wrong(0.0) < wrong(0.5) < wrong(1.0)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ("#### 132", 1),
+        ("#### 122", 2 / 3),
+        ("#### 32", 2 / 3),
+        ("#### 9132", 3 / 4),
+        ("#### 1320", 0),
+        ("#### -132", 3 / 4),
+        ("132", 0),
+        ("#### x", 0),
+        ("#### 132 132", 0),
+        ("#### \u0661\u0663\u0662", 0),
+        ("", 0),
+    ],
+)
+def test_right_digits(reply: str, score: float) -> None:
+    assert right_digits.score(rollout(of("47+85"), reply)).total == pytest.approx(score)
 
 
 @given(st.integers(0, 10**6), st.integers(0, 10**6), st.sampled_from("+-*"))
@@ -222,7 +266,7 @@ def test_countdown_is_always_solvable(seed: int) -> None:
             assert evaluate(left)[0] == int(right) > 0
 
 
-# ---- GSM8K -------------------------------------------------------------------------------------------------------------
+# ---- GSM8K ------------------------------------------------------------------------------------------------
 
 
 def write(path: Path, count: int, start: int = 0) -> None:

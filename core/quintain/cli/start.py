@@ -40,7 +40,6 @@ def start(
     if as_json:
         click.echo(json.dumps({**report, "path": str(folder)}))
         return
-    click.echo(
-        f"{folder}: {report['parameters']:,} parameters, {report['accuracy']:.1%} on dev after {report['steps']} updates"
-    )
+    click.echo(f"{folder}: {report['parameters']:,} parameters")
+    click.echo(f"{report['accuracy']:.1%} right on dev after {report['steps']} updates")
     click.echo(f"next: quintain train --env {environment}, or: quintain chat {folder}")

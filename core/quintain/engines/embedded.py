@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -38,6 +39,7 @@ PREFILL_TOKENS = 4096
 """Tokens, padding included, of one forward pass over prompts."""
 
 _log = logging.getLogger(__name__)
+_PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
 
 
 class EmbeddedEngine(TokenEngine):
@@ -195,9 +197,11 @@ class EmbeddedEngine(TokenEngine):
     @contextmanager
     def _attending(self) -> Iterator[None]:
         self._live += 1
+        player = _PLAYER.set(object())
         try:
             yield
         finally:
+            _PLAYER.reset(player)
             self._live -= 1
             self._wake()
 
@@ -230,6 +234,7 @@ class EmbeddedEngine(TokenEngine):
             order=(how.seed is None, how.seed or 0, tuple(ids)),
             stream=Stream(seed),
             future=asyncio.get_running_loop().create_future(),
+            player=_PLAYER.get(),
         )
 
     def _stop_strings(self, stops: tuple[str, ...]) -> StopStrings:
@@ -259,6 +264,11 @@ class EmbeddedEngine(TokenEngine):
         try:
             while self._queue or self._scores or self._slots.live:
                 await asyncio.sleep(0)
+                if self._scores:
+                    self._round_over.clear()
+                    await _WithoutGradients(self._score())
+                    self._round_over.set()
+                    continue
                 if not self._may_step():
                     await self._wait()
                     continue
@@ -273,8 +283,10 @@ class EmbeddedEngine(TokenEngine):
             self._rest()
 
     def _may_step(self) -> bool:
-        waiting = len(self._queue) + len(self._scores) + len(self._slots.live)
-        return waiting > 0 and (not self._reproducible or waiting >= self._live or self._overslept)
+        asked = [*self._queue, *self._running()]
+        if not self._reproducible or self._overslept:
+            return bool(asked)
+        return bool(asked) and len({r.player for r in asked} - {None}) >= self._live
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -293,14 +305,17 @@ class EmbeddedEngine(TokenEngine):
             )
 
     async def _round(self) -> None:
-        """Score what waits, let requests in, decode until something changes."""
-        if self._scores:
-            batch, self._scores = self._scores, []
-            await score_all(self._forward, batch)
+        """Let requests in, decode until something changes."""
         if self._queue and (self._forward.store is not None or not self._slots.live):
             await self._admit()
         if self._slots.live:
             self._burst()
+
+    async def _score(self) -> None:
+        """A reproducible engine scores one at a time: who else asks at the moment must not show in the last bits."""
+        take = 1 if self._reproducible else len(self._scores)
+        batch, self._scores = self._scores[:take], self._scores[take:]
+        await score_all(self._forward, batch)
 
     async def _admit(self) -> None:
         admission = self._slots.admit(self._queue)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import torch
 from torch import Tensor
@@ -17,11 +18,11 @@ class Stream:
     """The uniform numbers in [0, 1) of one request: a function of its seed alone."""
 
     def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed % 2**63)
+        self._random = Random(seed)  # takes in the whole seed; torch's generator keeps 32 bits of it
 
     def chunk(self) -> Tensor:
         """The next `CHUNK` numbers, float64."""
-        return torch.rand(CHUNK, generator=self._generator, dtype=torch.float64)
+        return torch.tensor([self._random.random() for _ in range(CHUNK)], dtype=torch.float64)
 
 
 class Sampler:

@@ -40,6 +40,7 @@ class Request:
     order: tuple[object, ...]
     stream: Stream
     future: asyncio.Future[Sampled]
+    player: object = None
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)

@@ -86,7 +86,7 @@ class Learner:
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
         self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
-        self._math = torch.bfloat16 if precision == "bf16" and not float32_head else None
+        self._math = None if precision != "bf16" else torch.float32 if float32_head else torch.bfloat16
         self.module = _prepared(module, lora)
         self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
         self._parameters = [p for p in self.module.parameters() if p.requires_grad]

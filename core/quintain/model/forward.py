@@ -81,7 +81,8 @@ class Forward:
         hidden_ND = self.hidden(bundles)
         targets = [row.ids[place] for bundle in bundles for row in bundle for place in row.places]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
-        return statistics(hidden_ND, self.head_weight, target_N, temperature=temperature, math=math)
+        with torch.autocast(hidden_ND.device.type, enabled=False):  # `math` alone says what the head computes in
+            return statistics(hidden_ND, self.head_weight, target_N, temperature=temperature, math=math)
 
     @property
     def head_weight(self) -> Tensor:

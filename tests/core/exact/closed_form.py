@@ -65,9 +65,12 @@ def coefficients(name: str, case: Case, group: Sequence[int], longest: int) -> l
         elif name == "grpo+tis":
             advantage = centred[k] / (np.sqrt(np.mean(centred**2)) + 1e-4)
             weight = np.minimum(np.exp(case.prox[i] - case.mu[i]), 2.0)
-            out.append(weight * clipped(case, i, advantage) / sum(len(case.theta[j]) for j in group))
+            kl = 1 - np.exp(case.ref[i] - case.theta[i])
+            out.append((weight * clipped(case, i, advantage) + 0.04 * kl) / sum(len(case.theta[j]) for j in group))
         elif name == "dr_grpo":
             out.append(clipped(case, i, centred[k]) / (size * longest))
+        elif name == "dr_grpo+mu":
+            out.append(clipped(case, i, centred[k], case.mu) / (size * longest))
         elif name == "rloo":
             others = 0.0 if constant else rewards[k] - np.delete(rewards, k).mean()
             out.append(np.full(t, -others / (size * longest)))
@@ -80,8 +83,8 @@ def coefficients(name: str, case: Case, group: Sequence[int], longest: int) -> l
     return out
 
 
-def clipped(case: Case, i: int, advantage: float) -> Array:
+def clipped(case: Case, i: int, advantage: float, anchor: Sequence[Array] | None = None) -> Array:
     """Derivative of -min(r A, clip(r, 0.8, 1.2) A) with respect to log theta, r = theta / prox."""
-    ratio = np.exp(case.theta[i] - case.prox[i])
+    ratio = np.exp(case.theta[i] - (anchor or case.prox)[i])
     moves = ratio <= 1.2 if advantage > 0 else ratio >= 0.8
     return -advantage * ratio * moves

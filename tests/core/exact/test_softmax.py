@@ -20,7 +20,8 @@ PREFIXES = sorted({reply[:k] for reply in REPLIES for k in range(len(reply))})
 ROWS = {
     **PRESETS,
     "reinforce-raw": PRESETS["reinforce"].but(advantage="raw"),
-    "grpo+tis": PRESETS["grpo"].but(correction="tis", aggregation="token", kl={"coefficient": 0}),
+    "grpo+tis": PRESETS["grpo"].but(correction="tis", aggregation="token"),
+    "dr_grpo+mu": PRESETS["dr_grpo"].but(anchor="mu"),
 }
 
 
@@ -99,6 +100,7 @@ def expected_of_pieces(name: str, theta: Array, case: Case, size: int) -> Array:
             entropy=torch.zeros(len(at)),
             sample=owner,
             group=torch.zeros(size, dtype=torch.long),
+            anchor=row.anchor,
         )
         loss = loss + weight * weighted_sum(row, terms, weights[owner]).loss
     return np.asarray(torch.autograd.grad(loss, logits)[0])

@@ -1,0 +1,235 @@
+"""The default model: its tokenizer, its template, and growing it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from quintain.chat.template import ByteCodec
+from quintain.environment import Demonstration, Environment
+from quintain.errors import UsageError
+from quintain.model.codec import HFCodec
+from quintain.model.load import load_model
+from quintain.recipe import Recipe
+from quintain.report.screen import Screen
+from quintain.reward import reward
+from quintain.rollout import Rollout
+from quintain.seedling import CONTEXT, TAGS, build_model, build_tokenizer
+from quintain.stage import cast_table
+from quintain.starter import encoded, examples, grow, grown
+from quintain.task import Message, Task, ToolCall
+from quintain.tools import as_tool
+from quintain.transcript import TrainingSequence
+
+SMALL = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64}
+CODEC = HFCodec(build_tokenizer())
+
+
+@reward(range=(0, 1))
+def says_it(rollout: Rollout[Task, None]) -> float:
+    return float(rollout.reply == rollout.task.answer)
+
+
+class Echo(Environment[Task, None]):
+    """Say *word*; learned within a few updates."""
+
+    reward = says_it
+    word: str = "a"
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        for i in range(8 if split != "train" else 64):
+            yield Task(prompt=f"{split} {i}", answer=self.word)
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            yield Demonstration(prompt=task.prompt, reply=self.word)
+
+
+class Silent(Echo):
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        return ()
+
+
+class Endless(Echo):
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        yield Demonstration(prompt="?", reply="9" * CONTEXT)
+
+
+# ---- tokenizer and template ------------------------------------------------------------------------------------------
+
+
+@given(st.text() | st.text(alphabet="0123456789 #\n+=<>/think", max_size=60))
+def test_every_text_comes_back(text: str) -> None:
+    text = text.encode("utf-8", "ignore").decode()
+    assert CODEC.decode(CODEC.encode(text)) == text
+
+
+def test_every_byte_has_a_token() -> None:
+    alphabet = ByteLevel.alphabet()
+    assert len(alphabet) == 256
+    assert set(alphabet) <= set(CODEC.tokenizer.get_vocab())
+
+
+@given(st.integers(0, 10**30))
+def test_digits_are_read_one_by_one(number: int) -> None:
+    assert [CODEC.decode([i]) for i in CODEC.encode(f"n={number}")] == ["n", "=", *str(number)]
+
+
+def test_tags_and_turns_are_one_token() -> None:
+    for text in (*TAGS, "<|im_start|>", "<|im_end|>", " the", " result", "####", "user", "assistant"):
+        assert len(CODEC.encode(text)) == 1, text
+
+
+def test_two_tokenizers_are_the_same() -> None:
+    assert HFCodec(build_tokenizer()).name == CODEC.name
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiply two numbers."""
+    return a * b
+
+
+CALL = ToolCall(name="multiply", arguments={"a": 6, "b": 7}, id="c")
+TALK = [
+    Message("system", "Be brief."),
+    Message("user", "6 times 7?"),
+    Message("assistant", "Let me see.", calls=(CALL,)),
+    Message("tool", "42", call_id="c", name="multiply"),
+    Message("assistant", "<think>good</think>42"),
+]
+
+
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("tools", [(), (as_tool(multiply).spec,)])
+@pytest.mark.parametrize("prompt", [True, False])
+def test_template_renders_as_the_byte_codec(start: int, tools: Any, prompt: bool) -> None:
+    for end in range(start + 1, len(TALK) + 1):
+        talk = TALK[start:end]
+        assert CODEC.render(talk, tools, prompt=prompt) == ByteCodec().render(talk, tools, prompt=prompt)
+
+
+def test_a_conversation_never_rewrites_its_past() -> None:
+    before = ""
+    for end in range(2, len(TALK) + 1):
+        text = CODEC.render(TALK[:end], prompt=False)
+        assert text.startswith(before)
+        before = text
+
+
+# ---- model -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_model_is_small_and_depends_on_its_seed_alone() -> None:
+    model, again, other = build_model(3), build_model(3), build_model(4)
+    assert 1e6 <= sum(p.numel() for p in model.parameters()) <= 5e6
+    assert model.config.max_position_embeddings == CONTEXT == 4096
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)]
+    assert all(same)
+    assert not torch.equal(model.get_input_embeddings().weight, other.get_input_embeddings().weight)
+
+
+def test_building_leaves_the_global_random_state_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    build_model(7, **SMALL)
+    assert torch.rand(1) == expected
+
+
+# ---- growing ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
+    sequence = encoded(Demonstration(prompt="hi", reply="yo", system="s"), CODEC)
+    trained = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
+    assert CODEC.decode(trained) == "yo<|im_end|>"
+    context = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if not m]
+    assert CODEC.decode(context) == CODEC.render([Message("system", "s"), Message("user", "hi")])
+
+
+def test_environments_take_turns_and_finite_demonstrations_repeat() -> None:
+    found = list(islice(examples([Echo(word="a"), Echo(word="b")], CODEC), 200))
+    assert [said(s) for s in found] == ["a", "b"] * 100
+
+
+def said(sequence: TrainingSequence) -> str:
+    return CODEC.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m], special=False)
+
+
+def test_growing_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path) -> None:
+    seen: list[int] = []
+    report = grow(
+        [Echo()], 0, tmp_path / "m", lambda c: seen.append(c.steps), target=(0.5, 1.0), lr=3e-3, batch=8, model=SMALL
+    )
+    assert report.reached
+    assert 0.5 <= report.accuracy <= 1.0
+    assert seen == list(range(10, report.steps + 1, 10))
+    assert report.examples == report.steps * 8
+    assert json.loads((tmp_path / "m" / "grown.json").read_text())["accuracy"] == report.accuracy
+    model, tokenizer = (kind.from_pretrained(tmp_path / "m") for kind in (AutoModelForCausalLM, AutoTokenizer))
+    ids = tokenizer.apply_chat_template([{"role": "user", "content": "dev 1"}], add_generation_prompt=True)["input_ids"]
+    out = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False)[0, len(ids) :]
+    assert tokenizer.decode(out) == "a<|im_end|>"
+    assert load_model(tmp_path / "m").codec.stop_ids == tuple(model.config.eos_token_id)
+
+
+def test_growing_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    def losses(seed: int) -> list[float]:
+        report = grow([Echo()], seed, tmp_path / f"{seed}", target=(0.0, 0.01), max_steps=20, batch=4, model=SMALL)
+        return [c.loss for c in report.checks]
+
+    first = losses(0)
+    assert losses(0) == first
+    assert losses(1) != first
+
+
+def test_a_jump_over_the_target_goes_back_at_half_the_rate(tmp_path: Path) -> None:
+    report = grow([Echo()], 0, tmp_path, target=(0.45, 0.55), lr=1e-2, batch=8, max_steps=100, model=SMALL)
+    over = [i for i, c in enumerate(report.checks) if c.accuracy > 0.55]
+    assert over, "this environment is learned all at once"
+    first = over[0]
+    assert report.checks[first + 1].steps == report.checks[first].steps
+    assert report.checks[first + 1].lr == pytest.approx(report.checks[first].lr / 2)
+    assert report.accuracy <= 0.55 or report.reached
+
+
+def test_settling_takes_several_checks_while_the_rate_fades(tmp_path: Path) -> None:
+    report = grow([Echo()], 0, tmp_path, target=(0.5, 1.0), settle=4, lr=3e-3, batch=8, model=SMALL)
+    last = report.checks[-4:]
+    assert all(0.5 <= c.accuracy for c in last)
+    assert [c.lr / 3e-3 for c in last] == pytest.approx([1, 0.775, 0.55, 0.325])
+
+
+@pytest.mark.parametrize(("environment", "words"), [(Silent(), "no demonstrations"), (Endless(), "longer than")])
+def test_what_cannot_be_grown_on_is_named(environment: Echo, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        grow([environment], 0, tmp_path, model=SMALL)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_grown_model_is_cached_by_what_it_was_grown_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
+    text = '[[environments]]\nuse = "arithmetic"\n[model.start.args]\nmax_steps = 2\ncheck_every = 2\ntasks = 4\n'
+
+    def run(*changes: str) -> Path:
+        recipe = Recipe.parse(text, [f"model.start.args.model={json.dumps(SMALL).replace(':', '=')}", *changes])
+        with Screen(quiet=True) as screen:
+            return grown([cast_table(t) for t in recipe.environments], recipe, screen)
+
+    first = run()
+    written = (first / "grown.json").stat().st_mtime_ns
+    assert run() == first
+    assert (first / "grown.json").stat().st_mtime_ns == written
+    others = {run("run.seed=1"), run("environments.0.args.slips=0.1"), run("model.start.args.lr=1e-4")}
+    assert len(others | {first}) == 4
+    assert {p.name for p in (tmp_path / "models").iterdir()} == {p.name for p in others | {first}}

@@ -1,0 +1,31 @@
+"""`make train`: from nothing to a better model, on each of three seeds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_quickstart_ends_with_a_better_model(tmp_path: Path, seed: int) -> None:
+    """With a cold cache: below 40 % before, at least 95 % after, on tasks that neither training nor stopping saw."""
+    environ = {**os.environ, "QUINTAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
+    words = [sys.executable, "-m", "quintain", "train", "--seed", str(seed), "--name", "run"]
+    ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600)
+    assert 0 == ended.returncode, ended.stderr
+    summary = json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())
+    before, after = (summary["held_out"][when] for when in ("before", "after"))
+
+    assert before["accuracy"] < 0.40
+    assert after["accuracy"] >= 0.95
+    assert before["high"] < after["low"]
+    assert {"total", "model", "rollouts", "update"} <= set(summary["seconds"])
+    assert 0 < summary["samples"] < summary["tokens"]
+    for said in ("held-out accuracy before", "held-out accuracy after", "quintain chat", "curves.png"):
+        assert said in ended.stdout
