@@ -120,14 +120,36 @@ def _origin(piece: Piece) -> str:
 
 
 def find(kind: Kind, name: str) -> Piece:
-    """The registered piece called *name*.
+    """The piece called *name*: one that is imported, else the entry point ``kind.name``, imported now.
+
+    Args:
+        name: ``cispo``; ``distribution/cispo`` or ``distribution/objective.cispo`` where two installed ones share a
+            name; ``module:attribute`` or ``path/to/file.py:attribute`` for code of your own.
 
     Raises:
         UnknownNameError: there is none; the nearest name is shown.
+        PluginError: it cannot be imported, is no piece of this kind, or the name is claimed twice.
     """
-    if (kind, name) not in _PIECES:
-        raise UnknownNameError.of(kind, name, pieces(kind), hint="`quintain list algorithms` shows all")
-    return _PIECES[kind, name]
+    held = _PIECES.get((kind, name.removeprefix(f"{kind}.")))
+    return held if held is not None else _installed(kind, name)
+
+
+def _installed(kind: Kind, name: str) -> Piece:
+    from .plugins.registry import current
+
+    registry = current()
+    owner, slash, bare = name.rpartition("/")
+    title = name if ":" in name else f"{owner}{slash}{kind}.{bare.removeprefix(f'{kind}.')}"
+    if ":" not in name and not registry.matching(title, "algorithm"):
+        declared = [c for c in registry.components("algorithm") if c.name.startswith(f"{kind}.")]
+        known = {*pieces(kind), *((c.id if slash else c.name.removeprefix(f"{kind}.")) for c in declared)}
+        raise UnknownNameError.of(kind, name, known, hint="`quintain list algorithms --all` shows the installed ones")
+    component = registry.find("algorithm", title)
+    piece = registry.resolve(component)
+    if not isinstance(piece, Piece) or piece.kind != kind:
+        found = f"a piece of the kind {piece.kind}" if isinstance(piece, Piece) else f"a {type(piece).__name__}"
+        raise PluginError(f"{component} is {found}; expected a function decorated with @{kind}")
+    return piece
 
 
 def pieces(kind: Kind) -> tuple[str, ...]:
@@ -312,7 +334,8 @@ class Row:
         kl: penalty for leaving ref.
         epochs: passes over a batch.
         minibatches: optimizer steps per pass, each on whole groups.
-        sampling: what the method expects of sampling, for instance ``{"group": 8, "temperature": 1.0}``.
+        published: how the paper sampled, for instance ``{"group": 8, "temperature": 1.0}``: shown by `quintain info`,
+            read by nothing. What a run does stands in its recipe.
     """
 
     name: str
@@ -327,7 +350,7 @@ class Row:
     kl: KL = KL()
     epochs: int = 1
     minibatches: int = 1
-    sampling: Mapping[str, Any] = field(default_factory=dict)
+    published: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for kind in KINDS:
@@ -389,7 +412,7 @@ class Row:
         Raises:
             UsageError: an unknown setting, piece or argument, or a pair that does not combine.
         """
-        known = {f.name for f in dataclasses.fields(self)}
+        known = {f.name for f in dataclasses.fields(self)} - {"published"}
         for key in changes:
             if key not in known:
                 raise UsageError(f"an algorithm has no setting {key!r}{did_you_mean(key, known)}")

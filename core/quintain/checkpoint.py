@@ -68,11 +68,9 @@ class Checkpoint:
         Raises:
             RunError: it is damaged, or of a newer version of Quintain.
         """
-        try:
+        with _read_whole(path):
             about = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
             step, best, form = int(about["step"]), bool(about["best"]), int(about["format"])
-        except (OSError, ValueError, KeyError) as e:
-            raise RunError(f"checkpoint {path} is damaged ({e}); remove the folder to go on from an earlier one") from e
         if form > FORMAT:
             made = about.get("version")
             raise RunError(f"checkpoint {path} was made by Quintain {made}; this is {__version__}: upgrade it")
@@ -80,27 +78,37 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the run handed over to be kept."""
-        found: dict[str, Any] = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-        return found
+        """What the run handed over to be kept.
+
+        Raises:
+            RunError: the checkpoint is damaged.
+        """
+        with _read_whole(self.path):
+            return dict(json.loads((self.path / "state.json").read_text(encoding="utf-8")))
 
     def restore(self, learner: Trainable) -> dict[str, Any]:
         """Bring *learner* and the random-number generators of the process back; the run's own state.
 
         Raises:
-            RunError: the checkpoint is of a model with other parameters.
+            RunError: the checkpoint is damaged, or of a model with other parameters.
         """
         import torch
 
-        held = torch.load(self.path / "learner.pt", map_location="cpu", weights_only=True)
+        state = self.state
+        with _read_whole(self.path):
+            held = torch.load(self.path / "learner.pt", map_location="cpu", weights_only=True)
+            kept, generators = dict(held["learner"]), dict(held["generators"])
+            weights = {} if "module" in kept else dict(_tensors(self.model))
+            if "module" not in kept and not weights:
+                raise FileNotFoundError(f"{self.model} holds no weights")
         try:
-            if "module" not in held["learner"]:
-                _load_weights(learner.module, self.model)
-            learner.load_state_dict(held["learner"])
+            _load_weights(learner.module, weights)
+            learner.load_state_dict(kept)
         except (RuntimeError, ValueError, KeyError) as e:
             raise RunError(f"checkpoint {self.path} does not fit the model of the recipe: {e}") from e
-        restore_generators(held["generators"])
-        return self.state
+        with _read_whole(self.path):
+            restore_generators(generators)
+        return state
 
 
 class Keeper:
@@ -165,6 +173,24 @@ def best(folder: RunFolder) -> Checkpoint | None:
     """The best checkpoint of a run, by its marks; the latest where there is no mark."""
     found = [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
     return next((c for c in reversed(found) if c.best), found[-1] if found else None)
+
+
+@contextmanager
+def _read_whole(path: Path) -> Iterator[None]:
+    """Whatever is found wrong with the files of the checkpoint at *path*, told as one error.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as e:  # json, pickle, zip, torch and safetensors each raise their own
+        reason = str(e).strip().split("\n")[0] or type(e).__name__
+        raise RunError(
+            f"checkpoint {path} is damaged ({reason}); remove the folder to go on from an earlier one"
+        ) from e
 
 
 @contextmanager
@@ -287,13 +313,17 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
                 yield name, file.get_tensor(name)
 
 
-def _load_weights(module: Any, folder: Path) -> None:
-    """Copy the weights of a model folder into *module*, in place; those that are tied need only one of their names."""
+def _load_weights(module: Any, weights: Mapping[str, Any]) -> None:
+    """Copy *weights* into *module*, in place; those that are tied need only one of their names."""
     import torch
 
     own = module.state_dict()
+    places = {own[name].data_ptr() for name in weights}
+    absent = [k for k, v in own.items() if weights and k not in weights and v.data_ptr() not in places]
+    if absent:
+        raise KeyError(f"{len(absent)} of its {len(own)} tensors are not there, {absent[0]!r} for one")
     with torch.no_grad():
-        for name, tensor in _tensors(folder):
+        for name, tensor in weights.items():
             own[name].copy_(tensor)
 
 

@@ -15,11 +15,12 @@ from .checkpoint import Checkpoint, Keeper, latest
 from .curriculum import Curriculum
 from .engine import TokenEngine
 from .environment import Environment
-from .errors import PluginError, UsageError
+from .errors import NoTasksError, PluginError, UsageError
+from .evaluate import tasks_of
 from .learning.learner import Learner
 from .loop import train
-from .model.load import LoadedModel, load_model
-from .plugins.binding import bind
+from .model.load import LoadedModel, as_device, load_model
+from .plugins.binding import bind, check_args
 from .plugins.hooks import Hooks
 from .plugins.registry import current
 from .recipe import Recipe
@@ -96,16 +97,58 @@ def check(recipe: Recipe) -> None:
 
     Raises:
         UsageError: something in the recipe does not fit what is installed.
+        NoTasksError: an environment has no tasks in a split that is used.
         PluginError: a component cannot be loaded.
     """
     algorithm(recipe)
+    as_device(recipe.model.device)
+    check_engine(recipe)
+    if recipe.model.starts_supervised:
+        from .starter import grow
+
+        check_args(grow, recipe.model.start.args, who="[model.start]")
     castings = [cast_table(table) for table in recipe.environments]
-    plan(recipe.services, {slot for casting in castings for slot in casting.slots}, {"policy": None})
+    wanted = {slot for casting in castings for slot in casting.slots}
+    for slot, component, args in plan(recipe.services, wanted, {"policy": None}):
+        check_args(component, args, who=f"[services.{slot}]")
     for casting in castings:
-        if not casting.slots:  # one with services is checked when they run
-            casting.make({})
-    kind = current().load("engine", recipe.engine.use)
+        check_args(casting.component, casting.args, who=f"environment {casting.name!r}")
+        if not casting.slots:  # the tasks of one with services are seen when they run
+            check_tasks(recipe, casting)
+
+
+def check_engine(recipe: Recipe) -> None:
+    """Refuse an engine that cannot train, or its arguments.
+
+    Raises:
+        UsageError: it cannot train, or an argument does not fit.
+    """
+    kind: Any = current().load("engine", recipe.engine.use)
     trainable(kind, recipe)
+    check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
+
+
+def check_tasks(recipe: Recipe, casting: Casting) -> None:
+    """Look for a first task in every split that the recipe uses.
+
+    Raises:
+        NoTasksError: there is none; names the key that leaves the split alone.
+        EnvironmentFault: the environment's own code failed.
+    """
+    environment = casting.make({})
+    tasks_of(environment, "train", 1, name=casting.name)
+    table = recipe.evaluation
+    final = table.test
+    for used, split, key in (
+        (table.every, table.split, "evaluation.every"),
+        (final.tasks, final.split, "evaluation.test.tasks"),
+    ):
+        if used == 0:
+            continue
+        try:
+            tasks_of(environment, split, 1, name=casting.name)
+        except NoTasksError as e:
+            raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
 
 
 def trainable(kind: Any, recipe: Recipe) -> None:
@@ -114,7 +157,7 @@ def trainable(kind: Any, recipe: Recipe) -> None:
     Raises:
         UsageError: it cannot train.
     """
-    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)) or not hasattr(kind, "sharing"):
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)):
         raise UsageError(
             f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
             'For training take engine.use = "embedded"'
@@ -129,6 +172,11 @@ def seed_everything(seed: int) -> None:
     random.seed(derived_seed(seed, "python"))
     numpy.random.seed(derived_seed(seed, "numpy") % 2**32)
     torch.manual_seed(derived_seed(seed, "torch"))
+
+
+def shares(kind: Any) -> bool:
+    """Whether engines of *kind* can decode the learner's own module; others get its weights through `update` alone."""
+    return hasattr(kind, "sharing")
 
 
 def learner_options(recipe: Recipe) -> dict[str, Any]:
@@ -182,8 +230,10 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     """
     kind: Any = current().load("engine", recipe.engine.use)
     trainable(kind, recipe)
-    dtype = recipe.model.dtype
-    return bind(kind.sharing, {"dtype": dtype, **recipe.engine.args}, who="[engine]")(model.module, model.codec)
+    if not shares(kind):
+        return bind(kind, recipe.engine.args, {}, who="[engine]")
+    args = {"dtype": recipe.model.dtype, **recipe.engine.args}
+    return bind(kind.sharing, args, who="[engine]")(model.module, model.codec)
 
 
 def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]) -> Curriculum:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from .service import Service
-from .task import Message, ToolCall
+from .task import Message, Task, ToolCall
 from .transcript import Finish as Finish
 from .transcript import Sampled as Sampled
 
 if TYPE_CHECKING:
     from .chat.template import Codec
+    from .environment import Environment
     from .tools import ToolSpec
 
 
@@ -98,6 +99,14 @@ class Engine(Service):
         """Say that an episode is alive. A reproducible engine steps only when every live episode waits on it."""
         return nullcontext()
 
+    def for_task(self, environment: Environment[Any, Any], task: Task) -> Engine:
+        """The engine that plays *task*: this one, unless it answers each task in its own way, as controls do."""
+        return self
+
+    def for_seat(self, name: str) -> Engine:
+        """The engine of seat *name* of an episode (``""`` is the policy's first): this one, unless seats differ."""
+        return self
+
     @property
     def concurrency(self) -> int | None:
         """Episodes worth running at once; ``None`` leaves it to the recipe."""
@@ -106,6 +115,9 @@ class Engine(Service):
 
 class TokenEngine(Engine):
     """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer drives it.
+
+    One that can decode the learner's own module also has the class method `SharesModule.sharing`; the weights of any
+    other arrive through `update`.
 
     Attributes:
         codec: text to ids and back, and the chat template.
@@ -139,3 +151,21 @@ class TokenEngine(Engine):
         from .chat.bridge import reply_through_tokens
 
         return await reply_through_tokens(self, messages, tools, how)
+
+
+class SharesModule(Protocol):
+    """What the class of a `TokenEngine` may offer besides: an engine over the module that the learner trains."""
+
+    @classmethod
+    def sharing(cls, module: Any, codec: Codec, *, dtype: str | None = None) -> TokenEngine:
+        """An engine that decodes *module*; further keywords are its own settings, ``engine.args`` of a recipe.
+
+        Args:
+            module: the learner's live transformers module, perhaps with adapters.
+            codec: its tokenizer and chat template.
+            dtype: to decode in; where it is not the module's, the engine keeps a copy that `update` refreshes.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+        ...

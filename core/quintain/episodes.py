@@ -57,7 +57,7 @@ async def run_episode(job: Job, member: int, setting: Setting, attempt: int = 1)
     """One try of one episode, not scored. Every failure becomes an ending; only cancellation passes through."""
     environment, task = job.environment, job.task
     seed = setting.seed(task, member, job.visit)
-    engine = setting.engine.for_task(environment, task) if hasattr(setting.engine, "for_task") else setting.engine
+    engine = setting.engine.for_task(environment, task)
     ledger = Ledger(engine=engine, how=setting.how, limits=environment.limits, seed=seed)
     session = Session(ledger)
     _open(session, job)

@@ -28,6 +28,9 @@ async def train(run: Run) -> dict[str, Any]:
             await one_step(run)
         run.save()
         summary = run.summary(after=await run.final("after"))
+        run.folder.write_summary(summary)
+        run.hooks.emit(RunEnd(step=run.at.step, status="finished", error="", summary=summary))
+        return summary
     except Exception as e:
         with suppress(StorageError):  # the first error is the one to show
             run.save()
@@ -36,9 +39,6 @@ async def train(run: Run) -> dict[str, Any]:
         raise
     finally:
         run.report_hooks()
-    run.folder.write_summary(summary)
-    run.hooks.emit(RunEnd(step=run.at.step, status="finished", error="", summary=summary))
-    return summary
 
 
 async def one_step(run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -47,10 +47,23 @@ def describe(
         if e["type"] == "too_short" and e["input"]:
             continue  # it counts the elements that are right; the wrong ones have their own lines
         line = line_of(text, loc)
-        given = next((p for p in typed if p == tuple(map(str, loc))[: len(p)]), None)
+        given = _override_of(e, typed)
         where = f"--set {'.'.join(given)}={typed[given]}" if given else f"{source}:{line}" if line else source
         lines.append(f"{where}: {_message(e, model)}")
     return "\n".join(lines)
+
+
+def _override_of(e: ErrorDetails, typed: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
+    """The path of the override that is at fault, if one is."""
+    loc = tuple(map(str, e["loc"]))
+    above = [p for p in typed if p == loc[: len(p)]]
+    if above:
+        return max(above, key=len)
+    if e["type"] != "value_error":
+        return None
+    # The check of a whole table names the key that it means.
+    words = re.findall(r"\w+", str(e.get("ctx", {}).get("error", "")))
+    return next((p for p in typed if p[: len(loc)] == loc and p[-1] in words), None)
 
 
 def _message(e: ErrorDetails, model: type[BaseModel]) -> str:

@@ -316,8 +316,8 @@ class Run:
 
     def report_hooks(self) -> None:
         """Say which hook plugins failed, and let them go."""
-        for failure in self.hooks.failures:
-            self.screen.warn(str(failure))
+        for line in self.hooks.report():
+            self.screen.warn(line)
         self.hooks.close()
 
     async def until_stopped(self, work: Awaitable[A]) -> A:

@@ -11,6 +11,9 @@ from .plugins.binding import bind, signature_of
 from .plugins.registry import Registry, current
 from .service import Service
 
+IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
+"""What to do about an empty slot, where a recipe says what fills it."""
+
 
 class Choice(Protocol):
     """Which component fills a slot, as ``[services.<slot>]`` says."""
@@ -27,6 +30,8 @@ async def opened(
     wanted: Iterable[str],
     given: Mapping[str, Any],
     state: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    fix: str = IN_RECIPE,
 ) -> AsyncIterator[dict[str, Any]]:
     """Start every service that is chosen, or that something wants; yields them by slot.
 
@@ -36,12 +41,13 @@ async def opened(
         wanted: slots that rewards, environments and pieces need.
         given: what is there already, such as ``policy``.
         state: by slot, what a checkpoint holds; restored once a service runs.
+        fix: how an error says to fill a ``{slot}``.
 
     Raises:
         RecipeError: nothing fills a wanted slot, or services need one another in a circle.
         InfrastructureError: a service's probe failed.
     """
-    order = plan(choices, wanted, given)
+    order = plan(choices, wanted, given, fix=fix)
     running: dict[str, Any] = dict(given)
     async with AsyncExitStack() as stack:
         for slot, component, args in order:
@@ -53,7 +59,7 @@ async def opened(
 
 
 def plan(
-    choices: Mapping[str, Choice], wanted: Iterable[str], given: Mapping[str, Any]
+    choices: Mapping[str, Choice], wanted: Iterable[str], given: Mapping[str, Any], *, fix: str = IN_RECIPE
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Slot, component and arguments of every service to start, those that others need first.
 
@@ -69,7 +75,7 @@ def plan(
             return
         if slot in trail:
             raise RecipeError(f"services need one another in a circle: {' -> '.join((*trail, slot))}")
-        component, args = _chosen(slot, choices, registry, trail)
+        component, args = _chosen(slot, choices, registry, trail, fix)
         for need in signature_of(component).needs:
             visit(need.slot, (*trail, slot))
         done.add(slot)
@@ -81,7 +87,7 @@ def plan(
 
 
 def _chosen(
-    slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...]
+    slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...], fix: str
 ) -> tuple[Any, Mapping[str, Any]]:
     if slot in choices:
         return registry.load("service", choices[slot].use), choices[slot].args
@@ -89,8 +95,7 @@ def _chosen(
         return registry.load("service", slot), {}
     by = f" (needed by the service {trail[-1]!r})" if trail else ""
     raise RecipeError(
-        f'a service {slot!r} is needed{by}: add [services.{slot}] with use = "..." to the recipe; '
-        "`quintain list services` shows what there is"
+        f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` shows what there is"
     )
 
 

@@ -56,8 +56,7 @@ class Session(Agent):
     def __init__(self, ledger: Ledger, name: str = "", engine: Engine | None = None) -> None:
         self._ledger = ledger
         self._name = name
-        shared = ledger.engine
-        self._engine: Engine = engine or (shared.for_seat(name) if hasattr(shared, "for_seat") else shared)
+        self._engine: Engine = engine or ledger.engine.for_seat(name)
         self.trains = engine is None
         self.rng = Random(derived_seed(ledger.seed, "rng", name))
         self.messages: list[Message] = []

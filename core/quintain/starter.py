@@ -50,7 +50,7 @@ HALVINGS = 5
 """How often the learning rate is halved because accuracy jumped over the target."""
 
 FADE = 0.9
-"""Share of the learning rate that goes while accuracy settles."""
+"""Share of the learning rate that goes, bit by bit, in the second half of the time that accuracy takes to settle."""
 
 UNFIT = 100
 """Demonstrations in a row that are too long for the context before growing gives up."""
@@ -137,7 +137,7 @@ def grow(
         services: by slot, started; for environments or rewards that need some.
         target: least and greatest accuracy to stop at.
         check_every: updates between two checks.
-        settle: checks in a row that must find it in *target*; the learning rate fades over them.
+        settle: checks in a row that must find it in *target*; over the later half of them the learning rate fades.
         max_steps: updates at most.
         lr: learning rate of AdamW, constant after *warmup_steps* until accuracy is in *target*.
         batch: examples an update.
@@ -251,7 +251,7 @@ async def _trained(
     """Updates and checks until accuracy has settled in *target*; whether it got there."""
     before, inside, halvings = _state(plant), 0, 0
     while plant.steps < max_steps:
-        plant.learner.lr = plant.lr * (1 - FADE * inside / settle)
+        plant.learner.lr = plant.lr * (1 - FADE * max(0.0, 2 * inside / settle - 1))
         check = await _checked(plant, _updated(plant, check_every, batch), target[0])
         progress(check)
         if check.accuracy > target[1]:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from quintain.checkpoint import Checkpoint, Keeper, best, latest
 from quintain.errors import RunError, StorageError
@@ -170,6 +171,43 @@ def test_damaged_and_newer_checkpoints_say_so(folder: RunFolder) -> None:
     (path / "checkpoint.json").write_text(json.dumps({"format": 99, "step": 1, "best": False, "version": "9.0"}))
     with pytest.raises(RunError, match=r"made by Quintain 9\.0.*upgrade"):
         latest(folder)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x80garbage", b"half"])
+@pytest.mark.parametrize("name", ["state.json", "learner.pt", "checkpoint.json", "model/model.safetensors"])
+def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
+    folder: RunFolder, name: str, content: bytes | None
+) -> None:
+    path = keeper(folder).save(1, learner=learner(), state={"seen": 3})
+    file = path / name
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content == b"half" else content)
+    with pytest.raises(RunError, match=r"step-000001 is damaged \(.+\); remove the folder to go on from an earlier"):
+        Checkpoint.open(path).restore(learner(1))
+
+
+@pytest.mark.parametrize("held", [[], {}, {"learner": {}}, {"learner": 3, "generators": {}}])
+def test_a_checkpoint_that_holds_something_else_is_damaged(folder: RunFolder, held: Any) -> None:
+    path = keeper(folder).save(1, learner=learner(), state={})
+    torch.save(held, path / "learner.pt")
+    with pytest.raises(RunError, match="is damaged"):
+        Checkpoint.open(path).restore(learner(1))
+    (path / "state.json").write_text("[1]")
+    with pytest.raises(RunError, match="is damaged"):
+        _ = Checkpoint.open(path).state
+
+
+def test_weights_that_lack_a_tensor_do_not_fit(folder: RunFolder) -> None:
+    """A shard that is gone must not leave a part of the model as it was started."""
+    path = keeper(folder).save(1, learner=learner(), state={})
+    file = path / "model" / "model.safetensors"
+    held = load_file(file)
+    del held["model.norm.weight"]
+    save_file(held, file)
+    with pytest.raises(RunError, match=r"does not fit.*'model\.norm\.weight'"):
+        Checkpoint.open(path).restore(learner(1))
 
 
 def test_state_that_could_not_be_loaded_again_fails_when_it_is_saved(folder: RunFolder) -> None:

@@ -328,3 +328,15 @@ def test_others_keep_their_gradients_while_the_engine_works() -> None:
 
     assert len(seen) > 5
     assert all(seen)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"slots": 0}, {"slots": -1}, {"context": 0}, {"context": 1}, {"context": -5}, {"patience": -1.0}, {"patience": 0}],
+)
+def test_settings_out_of_range_are_refused_at_once(setting: dict[str, Any]) -> None:
+    """Neither a hang nor a blame on the tasks; the model is not even looked for."""
+    ((name, value),) = setting.items()
+    for make in (engine_of, EmbeddedEngine):
+        with pytest.raises(UsageError, match=f"{name} is {value}; .* expects"):
+            make("no-such-model", **setting)

@@ -353,3 +353,22 @@ def test_a_task_longer_than_the_context_says_what_to_do() -> None:
 
     assert EndingKind.ENVIRONMENT_ERROR == rollout.ending.kind
     assert "longer context" in rollout.ending.reason
+
+
+def test_an_engine_may_differ_by_task_and_by_seat() -> None:
+    """`for_task` and `for_seat` are of the contract; by default both give the engine itself."""
+    asked: list[str] = []
+
+    class ByTask(Speaker):
+        def for_task(self, environment: Environment[Any, Any], task: Task) -> Speaker:
+            return Speaker(lambda prompt, how: str(task.answer)) if task.answer else self
+
+        def for_seat(self, name: str) -> Speaker:
+            asked.append(name)
+            return self
+
+    plain = Speaker(echo)
+    assert plain is plain.for_task(Base(), Task(prompt="?")) is plain.for_seat("rival")
+    groups = play(Base(), ByTask(lambda prompt, how: "nothing"), tasks=3)
+    assert ["nothing", "1", "2"] == [g.rollouts[0].reply for g in groups]
+    assert [""] == asked

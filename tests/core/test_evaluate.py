@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import itertools
 import json
+import signal
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -27,6 +28,7 @@ from quintain.evaluate import Evaluation, check_controls, evaluate, tasks_of
 from quintain.plugins.registry import isolated
 from quintain.reward import reward
 from quintain.rollout import Rollout
+from quintain.service import Service, need
 from quintain.task import Message, Task
 from quintain.testing.scripted import ScriptedEngine
 from quintain.voting import final_answer
@@ -303,11 +305,30 @@ def test_any_reply_has_an_answer_or_none(reply: str) -> None:
 # ---- the command
 
 
+class Even(Service):
+    def __init__(self, *, word: str = "yes") -> None:
+        self.word = word
+
+
+class Refereed(Doubling):
+    """What is right is what its referee says."""
+
+    referee: Even = need("referee")
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return [Task(prompt="?", answer=self.referee.word)]
+
+    def oracle(self, task: Task, messages: Sequence[Message]) -> str:
+        return "5"
+
+
 @pytest.fixture
 def plugins() -> Iterator[None]:
     with isolated(keep=["quintain"]) as registry:
         for component in (Doubling, Endless, OnlyTrain, Hackable):
             registry.add("environment", component.__name__.lower(), component)
+        registry.add("environment", "refereed", Refereed)
+        registry.add("service", "even", Even)
         yield
 
 
@@ -379,12 +400,41 @@ def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["doubling"], "needs a model: --model"),
         (["endless", "-e", "@oracle"], "--tasks N"),
         (["doubling", "-e", "@oracle", "--reward", "nothing_such"], "nothing_such"),
+        (["doubling", "--controls", "-e", "@oracle", "--out", "x.jsonl"], "leave out --engine, --out"),
+        (["refereed", "-e", "@oracle"], "say what fills it with --service referee=NAME"),
+        (["refereed", "-e", "@oracle", "--service", "referee"], "expected SLOT=NAME"),
+        (["refereed", "-e", "@oracle", "--service", "referee=even", "--service-arg", "low=1"], "SLOT.KEY=VALUE"),
+        (["refereed", "-e", "@oracle", "--service", "referee=evn"], "did you mean 'even'"),
     ],
 )
 def test_eval_says_what_to_mend(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     status, out, err = called(capsys, *argv)
     assert (status, out) == (2, "")
     assert message in err and "Traceback" not in err
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_takes_services(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["refereed", "--json", "--service", "referee=even"]
+    status, out, _ = called(capsys, *argv, "-e", "@oracle")
+    assert status == 0 and json.loads(out)["pass@1"] == 0
+    status, out, _ = called(capsys, *argv, "-e", "@oracle", "--service-arg", "referee.word=5")
+    assert status == 0 and json.loads(out)["pass@1"] == 1
+    assert called(capsys, *argv, "--controls", "--service-arg", "referee.word=5")[0] == 0
+
+
+@pytest.mark.usefixtures("plugins")
+def test_eval_that_is_interrupted_says_so_in_json(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(self: Doubling, split: str) -> Iterable[Task]:
+        signal.raise_signal(signal.SIGINT)
+        return []
+
+    monkeypatch.setattr(Doubling, "tasks", stop)
+    status, out, _ = called(capsys, "doubling", "-e", "@oracle", "--json")
+    assert status == 130
+    assert json.loads(out)["error"]["type"] == "Interrupted"
 
 
 @pytest.mark.usefixtures("plugins")

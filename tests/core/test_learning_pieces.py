@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy
 import pytest
@@ -23,6 +25,9 @@ from quintain.learning.batch import Batch, Sample
 from quintain.learning.corrections import tis
 from quintain.learning.loss import weighted_sum
 from quintain.learning.objectives import kl_estimate, kl_terms, ppo_clip
+from quintain.plugins.binding import bind, signature_of
+from quintain.plugins.discovery import Component
+from quintain.plugins.registry import isolated
 
 from . import batches
 
@@ -255,6 +260,51 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(PluginError, match="claimed by"):
         objective(name="cispo")(other)
+
+
+def test_an_installed_piece_is_found_by_every_name_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An entry point ``objective.cubic`` is imported the first time a recipe asks for it, and never before."""
+    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "cubic_pieces.py").write_text(
+        "from quintain.algorithm import objective\n\n@objective\ndef cubic(t, *, scale: float = 1.0):\n"
+        "    return scale * t.logp**3\n\n\ndef plain(t):\n    return t.logp\n"
+    )
+
+    def entry(name: str, attribute: str, distribution: str = "pack") -> Component:
+        target = f"cubic_pieces:{attribute}"
+        return Component(kind="algorithm", name=name, target=target, distribution=distribution)
+
+    faulty = [entry("objective.plain", "plain"), entry("advantage.cubic", "cubic"), entry("objective.two", "cubic")]
+    with isolated(entry("objective.cubic", "cubic"), *faulty, entry("objective.two", "cubic", "other")):
+        assert "cubic_pieces" not in sys.modules
+        names = ["cubic", "objective.cubic", "pack/cubic", "pack/objective.cubic", "cubic_pieces:cubic", "other/two"]
+        assert {find("objective", name).name for name in reversed(names)} == {"cubic"}
+        row = PRESETS["rloo"].but(objective={"use": "pack/cubic", "scale": 2.0})
+        assert (row.objective.name, row.objective.args) == ("cubic", {"scale": 2.0})
+        with pytest.raises(UnknownNameError, match=r"did you mean 'cubic'.*quintain list algorithms --all"):
+            find("objective", "cubik")
+        with pytest.raises(UnknownNameError, match="did you mean 'pack/objective.cubic'"):
+            find("objective", "pack/objective.cubik")
+        with pytest.raises(PluginError, match="claimed by other and pack"):
+            find("objective", "two")
+        with pytest.raises(PluginError, match="is a function; expected a function decorated with @objective"):
+            find("objective", "plain")
+        with pytest.raises(PluginError, match="of the kind objective; expected a function decorated with @advantage"):
+            find("advantage", "cubic")
+
+
+def test_what_a_paper_sampled_with_is_no_setting() -> None:
+    """It would be one that does nothing."""
+    assert PRESETS["grpo"].published == {"group": 64, "temperature": 1.0}
+    for name in ("published", "sampling"):
+        with pytest.raises(UsageError, match=f"no setting '{name}'"):
+            PRESETS["grpo"].but(**{name: {"group": 8}})
+        with pytest.raises(BindingError, match=f"no argument '{name}'"):
+            bind(PRESETS["grpo"], {name: {"group": 8}})
+    shown = signature_of(PRESETS["grpo"])
+    assert shown.doc.endswith("Published with group 64, temperature 1.0.")
+    assert "published" not in {f.name for f in shown.fields}
 
 
 def test_terms_of_a_sequence_and_of_a_group() -> None:

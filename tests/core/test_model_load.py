@@ -75,6 +75,16 @@ def test_other_bad_input(folder: Path, tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", [b"", b"\xff" * 40, b"half"])
+def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: bytes) -> None:
+    """Whatever library trips over it; a weight file may also be cut off in the middle."""
+    path = save_tiny(tmp_path, "llama") / name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == b"half" else content)
+    with pytest.raises(UsageError, match=r"cannot load model .*damaged.*save or download"):
+        load_model(tmp_path)
+
+
 def test_dropout_is_off_in_training_mode_too() -> None:
     model = tiny_model("gpt2", attn_pdrop=0.3, embd_pdrop=0.3, resid_pdrop=0.3)
     without_dropout(model)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from quintain import Environment, Judge, Rollout, Service, Task, Verdict, need, objective, reward
 from quintain.algorithm import KL, Piece, Row
 from quintain.errors import BindingError, PluginError
-from quintain.plugins.binding import MISSING, bind, parameter_docs, signature_of, type_name
+from quintain.plugins.binding import MISSING, bind, check_args, parameter_docs, signature_of, type_name
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -68,7 +68,7 @@ class Client(Service):
 
 
 @reward
-def kind(rollout: Rollout, *, rubric: str, weight: float = 1.0, judge: Judge = need()) -> float:
+def kind(rollout: Rollout[Task, None], *, rubric: str, weight: float = 1.0, judge: Judge = need()) -> float:
     """Kindness.
 
     Args:
@@ -255,8 +255,51 @@ def test_rows_become_variants() -> None:
         bind(row, {"epochs": "2"})
 
 
+def _clipped(t: Any, *, low: float = 0.2, high: float = 0.2, sides: tuple[str, ...] = ()) -> Any:
+    return t
+
+
+@pytest.mark.parametrize(
+    "args, message",
+    [
+        ({"epochs": 1.5}, "algorithm 'r': epochs is 1.5; expected int"),
+        ({"epochs": "3"}, "algorithm 'r': epochs is '3'; expected int"),
+        ({"epochs": True}, "algorithm 'r': epochs is True; expected int"),
+        ({"anchor": "nu"}, "algorithm 'r': anchor is 'nu'; expected Literal['mu', 'prox']"),
+        ({"kl": {"coefficient": "a"}}, "algorithm 'r', kl: coefficient is 'a'; expected float"),
+        ({"kl": {"score_factor": "no"}}, "algorithm 'r', kl: score_factor is 'no'; expected bool"),
+        ({"kl": {"coeficient": 1}}, "algorithm 'r', kl has no argument 'coeficient'; did you mean 'coefficient'?"),
+        ({"kl": 0.1}, "algorithm 'r': kl is 0.1; expected a table"),
+        ({"objective": {"low": "x"}}, "algorithm 'r', objective.clipped: low is 'x'; expected float"),
+        ({"objective": {"use": 3}}, "algorithm 'r': objective is {'use': 3}; expected a name, or a table"),
+        ({"objective": 3}, "algorithm 'r': objective is 3; expected a name, or a table"),
+    ],
+)
+def test_arguments_of_a_row_are_checked(args: dict[str, Any], message: str) -> None:
+    row = a_row().but(objective=Piece(kind="objective", name="clipped", function=_clipped))
+    for check in (bind, check_args):
+        with pytest.raises(BindingError) as e:
+            check(row, args, who="algorithm 'r'")
+        assert message in str(e.value) and "\n" not in str(e.value)
+
+
+def test_pieces_of_a_row_take_plain_data() -> None:
+    row = a_row().but(objective=Piece(kind="objective", name="clipped", function=_clipped))
+    bound = bind(row, {"objective": {"low": 1, "sides": ["a"]}, "kl": {"where": "loss", "estimator": "k2"}})
+    assert {"low": 1.0, "sides": ("a",)} == bound.objective.args
+    assert "k2" == bound.kl.estimator
+    assert 1.0 == {f.name: f.default for f in signature_of(bound.objective).fields}["low"]
+
+
+def test_a_check_makes_nothing() -> None:
+    check_args(Client, {"url": "x", "retries": 100})
+    check_args(Game, {})
+    with pytest.raises(BindingError, match="top is 'x'"):
+        check_args(Game, {"top": "x"}, who="environment 'game'")
+
+
 def a_row() -> Row:
-    pieces = {
+    pieces: dict[str, Any] = {
         k: Piece(kind=k, name="none", function=len) for k in ("advantage", "correction", "aggregation", "admission")
     }
     return Row(

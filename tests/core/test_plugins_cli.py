@@ -161,6 +161,6 @@ def test_pieces_are_hidden_unless_asked_for(capsys: pytest.CaptureFixture[str]) 
 def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """No table without rows."""
     with isolated():
-        assert 0 == main(["list", "formats"])
+        assert 0 == main(["list", "services"])
 
-    assert "nothing installed of the kind 'formats'\n" == capsys.readouterr().out
+    assert "nothing installed of the kind 'services'\n" == capsys.readouterr().out

@@ -190,6 +190,7 @@ def test_broken_plugin_is_recorded_and_the_rest_load(monkeypatch: pytest.MonkeyP
 
     assert ["local/good"] == hooks.plugins
     assert ["bad-dist/bad"] == [f.plugin for f in hooks.failures]
+    assert ["bad-dist/bad"] == [line.split("'")[1] for line in hooks.report()]
     monkeypatch.setenv("QUINTAIN_STRICT_PLUGINS", "1")
     with pytest.raises(PluginError, match="no_such_module_at_all"):
         Hooks.installed(registry=registry)

@@ -177,7 +177,6 @@ def test_groups_are_the_contract() -> None:
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
         "service": "quintain.services",
-        "format": "quintain.formats",
         "command": "quintain.commands",
         "hooks": "quintain.plugins",
     } == GROUPS

@@ -291,3 +291,18 @@ def test_resolved_recipes_read_back_equal(data: dict[str, Any]) -> None:
     assert again == recipe
     assert again.to_toml() == recipe.to_toml()
     assert recipe.but({}) == recipe
+
+
+@pytest.mark.parametrize(
+    "text, overrides, start",
+    [
+        ("", ["sampling.max_tokens=5", "sampling.top_p=0.9"], "--set sampling.top_p=0.9: sampling: top_p cannot"),
+        ("[batch]\nmembers = 8\n", ["batch.min_members=9"], "--set batch.min_members=9: batch: min_members is 9"),
+        ("[sampling]\ntop_p = 0.9\n", ["sampling.max_tokens=5"], "recipe:1: sampling: top_p cannot"),
+        ("", ["environments=[{use='a'}]", "environments.0.weight=0"], "--set environments.0.weight=0: "),
+    ],
+)
+def test_the_fault_of_a_table_is_put_where_it_was_typed(text: str, overrides: list[str], start: str) -> None:
+    with pytest.raises(RecipeError) as e:
+        Recipe.parse(text + SMALL, overrides)
+    assert str(e.value).startswith(start)

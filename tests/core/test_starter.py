@@ -207,7 +207,7 @@ def test_settling_takes_several_checks_while_the_rate_fades(tmp_path: Path) -> N
     report = grow([Echo()], 0, tmp_path, target=(0.5, 1.0), settle=4, lr=3e-3, batch=8, model=SMALL)
     last = report.checks[-4:]
     assert all(0.5 <= c.accuracy for c in last)
-    assert [c.lr / 3e-3 for c in last] == pytest.approx([1, 0.775, 0.55, 0.325])
+    assert [c.lr / 3e-3 for c in last] == pytest.approx([1, 1, 1, 0.55])
 
 
 @pytest.mark.parametrize(("environment", "words"), [(Silent(), "no demonstrations"), (Endless(), "longer than")])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, assert_type
 
 from quintain.agent import Agent, Limits
-from quintain.engine import Engine, Reply, Sampling, TokenEngine
+from quintain.engine import Engine, Reply, Sampling, SharesModule, TokenEngine
 from quintain.environment import Demonstration, Environment, control
 from quintain.reward import Reward, group_reward, reward
 from quintain.rollout import Rollout, Score, Turn
@@ -157,7 +157,15 @@ class Half(TokenEngine):
     async def sample(self, ids: Sequence[int], how: Sampling) -> Any: ...
 
 
+class Lent(Half):
+    @classmethod
+    def sharing(cls, module: Any, codec: Any, *, dtype: str | None = None, rows: int = 4) -> TokenEngine:
+        raise NotImplementedError
+
+
 Half()  # type: ignore[abstract]
+lending: SharesModule = Lent
+lending = Half  # type: ignore[assignment]
 
 secret = Secret(prompt="?", answer="7")
 assert_type(rollout(secret, "text").task, Secret)

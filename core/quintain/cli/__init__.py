@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     0 is success, 1 a failure, 2 something to mend in what was typed or written (no traceback), 130 Ctrl-C. With
-    ``--json`` among the arguments an error, too, is one JSON object on standard output.
+    ``--json`` among the arguments an error or interruption, too, is one JSON object on standard output.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
@@ -84,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(e), type(e).__name__, 2, as_json)
     except QuintainError as e:
         return _fail(str(e), type(e).__name__, 1, as_json)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as e:
+        if as_json:
+            _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
         return INTERRUPTED
     return status if isinstance(status, int) else 0
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from ..errors import UsageError
 
@@ -21,10 +22,12 @@ if TYPE_CHECKING:
     from ..engine import Engine, Sampling
     from ..environment import Environment
     from ..evaluate import ControlCheck, Evaluation
+    from ..services import Choice
     from ..stage import Casting
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
+FILL = "say what fills it with --service {slot}=NAME"
 
 
 @click.command("eval")
@@ -51,6 +54,16 @@ CONTROL_TASKS = 100
 )
 @click.option(
     "--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="A setting of the engine (repeatable)."
+)
+@click.option(
+    "--service", "services", multiple=True, metavar="SLOT=NAME", help="What fills a service slot (repeatable)."
+)
+@click.option(
+    "--service-arg",
+    "service_args",
+    multiple=True,
+    metavar="SLOT.KEY=VALUE",
+    help="A setting of the service in a slot (repeatable).",
 )
 @click.option("--reward", metavar="EXPR", help='The verdict instead of its own, such as "math_equal * format_tags".')
 @click.option("--system", metavar="TEXT", help="The system message instead of its own (or the run's).")
@@ -85,6 +98,8 @@ def evaluate(
     concurrency: int | None,
     args: Sequence[str],
     engine_args: Sequence[str],
+    services: Sequence[str],
+    service_args: Sequence[str],
     reward: str | None,
     system: str | None,
     seed: int,
@@ -107,6 +122,8 @@ def evaluate(
     from ..stage import cast
     from ..store import model_named
 
+    if controls:
+        _alone("--controls", "engine", "model", "engine_args", "out")
     _check_out(out)
     if model and not _serves(engine) and _takes_model(engine):
         # A run's model is asked as it was trained, unless told otherwise.
@@ -114,6 +131,7 @@ def evaluate(
         system = trained_with or None if system is None else system
     casting = cast(environment, {}, reward=reward, system=system)
     casting = replace(casting, args=_fields(args, casting.component, "--arg"))
+    chosen = _services(services, service_args)
     settings: dict[str, Any] = {
         "split": split,
         "samples": samples,
@@ -126,9 +144,9 @@ def evaluate(
     }
     if controls:
         settings["count"] = tasks or CONTROL_TASKS
-        return _show_controls(asyncio.run(_controls(casting, settings)), as_json)
+        return _show_controls(asyncio.run(_controls(casting, chosen, settings)), as_json)
     made = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = asyncio.run(_evaluated(casting, made, engine, tasks, settings))
+    result = asyncio.run(_evaluated(casting, chosen, made, engine, tasks, settings))
     if out is not None:
         _write(out, result)
     _show(result, as_json, out)
@@ -136,13 +154,18 @@ def evaluate(
 
 
 async def _evaluated(
-    casting: Casting, made: Engine | None, control: str, tasks: int | None, settings: Mapping[str, Any]
+    casting: Casting,
+    choices: Mapping[str, Choice],
+    made: Engine | None,
+    control: str,
+    tasks: int | None,
+    settings: Mapping[str, Any],
 ) -> Evaluation:
     from ..evaluate import evaluate as measure
     from ..evaluate import tasks_of
     from ..services import opened
 
-    async with opened({}, casting.slots, {}) as services:
+    async with opened(choices, casting.slots, {}, fix=FILL) as services:
         environment = casting.make(services)
         chosen = tasks_of(environment, settings["split"], tasks, name=casting.name)
         engine = made or _control(environment, control)
@@ -153,12 +176,48 @@ async def _evaluated(
                 )
 
 
-async def _controls(casting: Casting, settings: Mapping[str, Any]) -> tuple[ControlCheck, ...]:
+async def _controls(
+    casting: Casting, choices: Mapping[str, Choice], settings: Mapping[str, Any]
+) -> tuple[ControlCheck, ...]:
     from ..evaluate import check_controls
     from ..services import opened
 
-    async with opened({}, casting.slots, {}) as services:
+    async with opened(choices, casting.slots, {}, fix=FILL) as services:
         return await check_controls(casting.make(services), services=services, **settings)
+
+
+def _alone(option: str, *others: str) -> None:
+    """Refuse options that *option* would have to ignore."""
+    context = click.get_current_context()
+    named = {p.name: p.opts[0] for p in context.command.params}
+    given = [named[name] for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
+    if given:
+        raise click.UsageError(f"{option} runs the environment's own controls; leave out {', '.join(given)}")
+
+
+def _services(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
+    """What ``--service`` and ``--service-arg`` say of each slot; without the first it is the service of that name."""
+    from ..plugins.registry import current
+    from ..recipe import Component, override
+
+    names: dict[str, str] = {}
+    for pair in pairs:
+        slot, _, name = (part.strip() for part in pair.partition("="))
+        if not slot or not name:
+            raise UsageError(f"--service {pair!r}: expected SLOT=NAME, as in judge=llm")
+        names[slot] = name
+    settings: dict[str, list[str]] = {}
+    for pair in args:
+        path = override(pair)[0]
+        if len(path) != 2:
+            raise UsageError(f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://...")
+        settings.setdefault(path[0], []).append(pair.partition(".")[2])
+    found: dict[str, Choice] = {}
+    for slot in [*names, *(s for s in settings if s not in names)]:
+        use = names.get(slot, slot)
+        component = current().load("service", use)
+        found[slot] = Component(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
+    return found
 
 
 def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:

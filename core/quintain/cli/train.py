@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ..errors import NoTasksError, PluginError, UsageError
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -45,11 +50,9 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
 
     Ctrl-C saves and stops; --resume goes on from there, also after a crash.
     """
-    if resume and (recipe or any(choices.values())):
-        given = ", ".join(f"--{k}" for k, v in choices.items() if v and k != "folder") or recipe
-        if given:
-            raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {given}")
-    if dry_run and not resume:
+    if resume is not None:
+        _only_resume(recipe, dry_run, choices)
+    if dry_run:
         from ..conduct import check
 
         found = _recipe(recipe, **choices)
@@ -57,7 +60,33 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
         click.echo(found.to_toml(), nl=False)
         return
     with _opened(recipe, resume, choices) as folder:
-        _train(folder, quiet or as_json, as_json)
+        try:
+            _train(folder, quiet or as_json, as_json)
+        except (UsageError, PluginError, NoTasksError):
+            if resume is None:
+                _discard(folder)
+            raise
+
+
+def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
+    named = {"overrides": "set"}
+    given = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
+    given += [recipe] if recipe is not None else []
+    if given:
+        raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {', '.join(given)}")
+    if dry_run:
+        raise click.UsageError("--resume goes on with a run whose recipe was checked; leave out --dry-run")
+
+
+def _discard(folder: RunFolder) -> None:
+    """Give the name of a run back that failed before there was anything to keep."""
+    if folder.metrics_path.exists() or any(any(f.glob("*")) for f in (folder.checkpoints, folder.rollouts)):
+        return
+    for file in (folder.recipe_path, folder.path / "run.lock"):
+        file.unlink(missing_ok=True)
+    for empty in (folder.checkpoints, folder.rollouts, folder.path):
+        with suppress(OSError):  # it is not there, or somebody keeps files of their own in it
+            empty.rmdir()
 
 
 def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: tuple[str, ...], **keys: Any) -> Recipe:
@@ -78,12 +107,15 @@ def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
     from ..store import RunFolder, find_run, free_name
 
-    if resume:
+    if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
+    from ..conduct import check
+
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
         stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
         recipe = recipe.but({"run.name": free_name(recipe.run.folder, stem)})
+    check(recipe)  # a mistake in it must not take the name
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
 
 
@@ -98,10 +130,12 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.path}")
         try:
-            summary = conduct(recipe, folder, screen)
+            with _sigterm_as_ctrl_c():
+                summary = conduct(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            screen.note(f"{e or 'stopped'}; go on with: quintain train --resume {folder.path}")
-            raise click.Abort from e
+            message = f"{str(e) or 'stopped'}; go on with: quintain train --resume {folder.path}"
+            screen.note(message)
+            raise click.Abort(message) from e
     plot = draw(folder)
     if as_json:
         click.echo(json.dumps(summary))
@@ -110,3 +144,13 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
         from ..report.ending import show
 
         show(summary, folder, plot)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Before the run listens itself (while a model loads or grows), SIGTERM, too, ends with a word on how to go on."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..chat.template import Codec
 from ..engine import Finish, Sampled, Sampling, TokenEngine, Weights
-from ..errors import InfrastructureError, LimitReached
+from ..errors import InfrastructureError, LimitReached, UsageError
 from ..model.load import context_of, load_model
 from .decoding import BatchForward, Forward
 from .probe import choose_forward
@@ -70,16 +70,17 @@ class EmbeddedEngine(TokenEngine):
 
         Args:
             dtype: to decode in; ``auto`` is what the checkpoint was saved in.
-            slots: sequences decoded at once at most; more wait their turn.
-            context: longest sequence; ``None`` is what the model was built for.
+            slots: sequences decoded at once at most, from 1; more wait their turn.
+            context: longest sequence, from 2; ``None`` (and more than that) is what the model was built for.
             device: ``auto`` is the GPU where there is one.
             reproducible: step only when every episode announced by `attend` waits here.
-            patience: seconds after which a reproducible engine steps all the same, and warns: some episode is held up
-                by another one that waits here.
+            patience: seconds, more than 0, after which a reproducible engine steps all the same, and warns: some
+                episode is held up by another one that waits here.
 
         Raises:
-            UsageError: the model cannot be loaded.
+            UsageError: the model cannot be loaded, or a setting is out of range.
         """
+        _check_settings(slots, context, patience)
         loaded = load_model(model, dtype=dtype, device=device)
         self._reproducible, self._patience = reproducible, patience
         self._open(loaded.module, loaded.codec, Snapshot(loaded.module), slots=slots, context=context)
@@ -119,7 +120,11 @@ class EmbeddedEngine(TokenEngine):
         Where *dtype* is that of the module and no adapters sit on it, its live tensors are decoded directly and
         `update` only counts the version: nothing may sample while the learner steps. Otherwise it decodes a copy (cast,
         adapters merged) that `update` refreshes once per version.
+
+        Raises:
+            UsageError: a setting is out of range.
         """
+        _check_settings(slots, context, patience)
         snapshot = Snapshot.needed(module, dtype)
         engine = cls.__new__(cls)
         engine._reproducible, engine._patience = reproducible, patience
@@ -452,6 +457,18 @@ class EmbeddedEngine(TokenEngine):
     def _clear(self) -> None:
         self._queue, self._scores = [], []
         self._slots = Slots(len(self._slots.rows))
+
+
+def _check_settings(slots: int, context: int | None, patience: float) -> None:
+    if slots < 1:
+        raise UsageError(f"slots is {slots}; the embedded engine expects a whole number from 1 up")
+    if context is not None and context < 2:
+        raise UsageError(
+            f"context is {context}; the embedded engine expects a whole number from 2 up (a prompt and a reply), "
+            "or none for what the model was built for"
+        )
+    if not patience > 0:
+        raise UsageError(f"patience is {patience}; the embedded engine expects a number of seconds above 0")
 
 
 class _WithoutGradients:

@@ -18,7 +18,7 @@ REINFORCE = Row(
     correction=uncorrected,
     aggregation=constant,
     admission=minimum.using(members=1),
-    sampling={"group": 1, "temperature": 1.0},
+    published={"group": 1, "temperature": 1.0},
 )
 
 GRPO = Row(
@@ -31,7 +31,7 @@ GRPO = Row(
     aggregation=sequence,
     admission=minimum,
     kl=KL(where="loss", estimator="k3", coefficient=0.04),
-    sampling={"group": 64, "temperature": 1.0},
+    published={"group": 64, "temperature": 1.0},
 )
 
 DR_GRPO = Row(
@@ -43,7 +43,7 @@ DR_GRPO = Row(
     correction=uncorrected,
     aggregation=constant,
     admission=minimum,
-    sampling={"group": 8, "temperature": 1.0},
+    published={"group": 8, "temperature": 1.0},
 )
 
 RLOO = Row(
@@ -55,7 +55,7 @@ RLOO = Row(
     correction=uncorrected,
     aggregation=constant,
     admission=minimum,
-    sampling={"group": 4, "temperature": 1.0},
+    published={"group": 4, "temperature": 1.0},
 )
 
 PRESETS = {row.name: row for row in (REINFORCE, GRPO, DR_GRPO, RLOO)}

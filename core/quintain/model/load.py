@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,10 +181,12 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         return _cached_or_fetched(kind, path, **options)
-    except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
-        reason = str(error).strip().split("\n")[0]
+    except MemoryError:
+        raise
+    except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
         where = (
-            "the folder is damaged or of an unknown kind"
+            "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"
             if Path(path).exists()
             else (
                 f"no such folder, and the hub's cache does not have it; download it once with `hf download {path}`, "

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..algorithm import Piece, Row
+from ..algorithm import KINDS, KL, Kind, Piece, Row, find
 from ..errors import BindingError, PluginError, QuintainError, did_you_mean
 from ..reward import Reward, RewardFunction
 from ..service import Need
@@ -83,9 +83,16 @@ def signature_of(component: Any) -> Signature:
     doc = inspect.getdoc(component) or ""
     docs = parameter_docs(doc)
     plain = [p for p in parameters if p.kind is not p.VAR_KEYWORD and not p.name.startswith("_")]
+    # A piece that is configured already has its own arguments for defaults.
+    own = component.args if isinstance(component, Piece) else {}
     return Signature(
         fields=tuple(
-            Field(name=p.name, type=hints.get(p.name, p.annotation), default=p.default, doc=docs.get(p.name, ""))
+            Field(
+                name=p.name,
+                type=hints.get(p.name, p.annotation),
+                default=own.get(p.name, p.default),
+                doc=docs.get(p.name, ""),
+            )
             for p in plain
             if not isinstance(p.default, Need)
         ),
@@ -118,10 +125,13 @@ def bind(
         BindingError: an unknown, missing or ill-typed argument, or an empty slot; all faults at once, one per line.
         PluginError: the component raised something unexpected, or its annotations cannot be resolved.
     """
-    if isinstance(component, Row):
-        return _called(lambda: component.but(**args), who)
-    signature = signature_of(component)
     faults: list[str] = []
+    if isinstance(component, Row):
+        changes = _changes(component, args, who, faults)
+        if faults:
+            raise BindingError("\n".join(faults))
+        return _called(lambda: component.but(**changes), who)
+    signature = signature_of(component)
     values = _checked(signature, args, who, faults)
     filled = _filled(signature, services, who, faults)
     if faults:
@@ -133,6 +143,22 @@ def bind(
     if isinstance(component, type):
         return _called(lambda: component(**values, **filled), who)
     return functools.partial(component, **values, **filled) if callable(component) else component
+
+
+def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component") -> None:
+    """The half of `bind` that makes nothing: *args* against the signature of *component*, services left aside.
+
+    Raises:
+        BindingError: an unknown, missing or ill-typed argument; all faults at once, one per line.
+        PluginError: its annotations cannot be resolved.
+    """
+    faults: list[str] = []
+    if isinstance(component, Row):
+        _changes(component, args, who, faults)
+    else:
+        _checked(signature_of(component), args, who, faults)
+    if faults:
+        raise BindingError("\n".join(faults))
 
 
 def type_name(annotation: Any) -> str:
@@ -202,14 +228,44 @@ def _namespaces(name: str, owner: Any) -> list[dict[str, Any]]:
 def _signature_of_row(row: Row) -> Signature:
     docs = parameter_docs(inspect.getdoc(type(row)) or "")
     hints = typing.get_type_hints(type(row))
-    settings = [f for f in dataclasses.fields(row) if f.name not in ("name", "summary", "source")]
+    settings = [f for f in dataclasses.fields(row) if f.name not in ("name", "summary", "source", "published")]
+    published = ", ".join(f"{key} {value}" for key, value in row.published.items())
     return Signature(
         fields=tuple(
             Field(name=f.name, type=hints[f.name], default=getattr(row, f.name), doc=docs.get(f.name, ""))
             for f in settings
         ),
-        doc=f"{row.summary}\n\n{row.source}".strip(),
+        doc="\n\n".join(filter(None, (row.summary, row.source, published and f"Published with {published}."))),
     )
+
+
+def _changes(row: Row, args: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
+    """The changes to *row* that *args* ask for, in the form that `Row.but` takes."""
+    settings: dict[str, Any] = {}
+    changes: dict[str, Any] = {}
+    for key, value in args.items():
+        kind = next((k for k in KINDS if k == key), None)
+        if kind is not None:
+            changes[key] = _piece_change(row, kind, value, who, faults)
+        elif key == "kl" and isinstance(value, Mapping):
+            changes[key] = _checked(signature_of(KL), value, f"{who}, kl", faults)
+        elif key == "kl" and not isinstance(value, KL):
+            faults.append(f'{who}: kl is {value!r}; expected a table, as in {{ where = "loss", estimator = "k2" }}')
+        else:
+            settings[key] = value
+    return changes | _checked(_signature_of_row(row), settings, who, faults)
+
+
+def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str]) -> Any:
+    if isinstance(value, (str, Piece)):
+        return value
+    if not isinstance(value, Mapping) or not isinstance(value.get("use", ""), str):
+        faults.append(f'{who}: {kind} is {value!r}; expected a name, or a table with use = "name" and arguments')
+        return value
+    piece = find(kind, value["use"]) if "use" in value else getattr(row, kind)
+    given = {key: v for key, v in value.items() if key != "use"}
+    checked = _checked(signature_of(piece), given, f"{who}, {kind}.{piece.name}", faults)
+    return {key: value[key] for key in value if key == "use"} | checked
 
 
 def _checked(signature: Signature, args: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
         loaded = registry.resolve(component)
         if component.kind == "hooks":
             Hooks(strict=True).add(loaded, component.id)
-        elif component.kind not in ("command", "format"):
+        elif component.kind != "command":
             signature_of(loaded)
     except PluginError as e:
         optional = entry is not None and entry.extra and lacks_library(e, component)

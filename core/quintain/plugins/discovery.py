@@ -23,7 +23,6 @@ GROUPS = {
     "algorithm": "quintain.algorithms",
     "engine": "quintain.engines",
     "service": "quintain.services",
-    "format": "quintain.formats",
     "command": "quintain.commands",
     "hooks": "quintain.plugins",
 }

@@ -206,7 +206,7 @@ class Hooks:
         strict: raise what a plugin does wrong instead of recording it; ``None`` asks ``QUINTAIN_STRICT_PLUGINS``.
 
     Attributes:
-        failures: what went wrong so far; the run shows it.
+        failures: what went wrong so far; `report` tells it.
     """
 
     def __init__(self, *, strict: bool | None = None) -> None:
@@ -264,6 +264,10 @@ class Hooks:
                 implementation.function(*([event] if implementation.argnames else []))
             except Exception as e:  # noqa: BLE001  # whatever an observer does, the run goes on and the failure is shown
                 self._record(implementation.plugin_name, event.hook, e)
+
+    def report(self) -> list[str]:
+        """One line per plugin and hook that went wrong, with how often; to be shown at the end of a run."""
+        return [str(failure) for failure in self.failures]
 
     def close(self) -> None:
         """Let go of the plugins."""

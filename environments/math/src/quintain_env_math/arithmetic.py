@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ from .final import MARK, final_answer
 from .splits import problems
 
 OPERATIONS = "+-*"
-REQUEST = f"Work it out, then end with {MARK} and the result."
+REQUEST = f"End with {MARK} and the result."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +40,33 @@ def right_number(rollout: Rollout[Task, Any]) -> Score:
     return Score(value=0.0, reason=f"{said[:40]!r} is not {rollout.task.answer}")
 
 
+@reward(range=(0, 1))
+def right_digits(rollout: Rollout[Task, Any]) -> float:
+    """Share of the digits of the marked answer that are right, counted from the right as the columns are worked."""
+    said, wanted = final_answer(rollout.reply) or "", str(rollout.task.answer)
+    if not said.lstrip("-").isdigit():
+        return 0.0
+    same = sum(a == b for a, b in zip(reversed(said), reversed(wanted), strict=False))
+    return same / max(len(said), len(wanted))
+
+
 class Arithmetic(Environment[Problem, None]):
     """Sums, differences and products by level, with worked steps; nothing to download.
 
     Attributes:
         operations: any of ``+``, ``-`` and ``*``; differences are never negative, products are by one digit.
         levels: numbers of digits of the operands; each task draws one.
-        size: tasks in ``dev`` and in ``test`` (fewer where the levels have fewer distinct problems); ``train`` is endless.
+        slips: share of carries (and of borrowed tens) that the demonstrations forget: they are a careless pupil's work.
+            A model grown on them knows its columns but forgets, too; that it must not, only its rewards tell.
+        size: tasks in ``dev`` and in ``test`` (fewer where levels have fewer distinct problems); ``train`` is endless.
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """
 
-    reward = right_number
+    reward, shaping = right_number, right_digits
 
     operations: str = "+"
-    levels: tuple[int, ...] = (2, 3, 4)
+    levels: tuple[int, ...] = (3,)
+    slips: float = 0.55
     size: int = 200
     seed: int = 0
 
@@ -62,6 +75,8 @@ class Arithmetic(Environment[Problem, None]):
             raise UsageError(f"arithmetic: operations is {self.operations!r}; expected some of {OPERATIONS!r}")
         if not self.levels or not all(1 <= n <= 100 for n in self.levels):
             raise UsageError(f"arithmetic: levels is {self.levels!r}; expected numbers of digits, 1 to 100")
+        if not 0 <= self.slips <= 1:
+            raise UsageError(f"arithmetic: slips is {self.slips}; expected a share, 0 to 1")
         if self.size < 1:
             raise UsageError(f"arithmetic: size is {self.size}; expected at least 1")
 
@@ -82,8 +97,9 @@ class Arithmetic(Environment[Problem, None]):
         return (max(a, b), operation, min(a, b)) if operation == "-" else (a, operation, b)
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        rng = Random(f"{self.seed}/{split}/slips")
         for task in self.tasks(split):
-            yield Demonstration(prompt=task.prompt, reply=worked(task))
+            yield Demonstration(prompt=task.prompt, reply=worked(task, lambda: rng.random() < self.slips))
 
     @control(scores="max")
     def oracle(self, task: Problem, messages: Sequence[Message]) -> str:
@@ -112,7 +128,7 @@ def _number(rng: Random, digits: int) -> int:
 
 
 def _same(problem: tuple[int, str, int]) -> tuple[int, str, int]:
-    """Both orders of a sum or product are one problem, so that a mirrored training task never gives a test task away."""
+    """Both orders of a sum or product are one problem: a mirrored training task never gives a test task away."""
     a, operation, b = problem
     return problem if operation == "-" else (max(a, b), operation, min(a, b))
 
@@ -121,30 +137,33 @@ def _result(a: int, operation: str, b: int) -> int:
     return {"+": a + b, "-": a - b, "*": a * b}[operation]
 
 
-def worked(task: Problem) -> str:
+def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
     """The columns from the right, one a line, then the marked result.
+
+    Args:
+        forgets: asked wherever there is something to carry (or a borrowed ten to pay back); yes loses it.
 
     >>> print(worked(Problem(prompt="", answer="132", a=47, b=85, operation="+")))
     7+5=12
     4+8+1=13
     #### 132
     """
-    lines, carry = [], 0
     xs, ys = str(task.a)[::-1], str(task.b)[::-1]
+    lines, digits, carry = [], "", 0
     for i, digit in enumerate(xs):
-        x = int(digit)
         y = int(ys[0]) if task.operation == "*" else int(ys[i]) if i < len(ys) else 0
-        line, carry = _column(x, task.operation, y, carry)
+        line, value, carry = _column(int(digit), task.operation, y, 0 if carry and forgets() else carry)
         lines.append(line)
-    return "\n".join([*lines, f"{MARK} {task.answer}"])
+        digits = str(value % 10 if i < len(xs) - 1 else value) + digits
+    return "\n".join([*lines, f"{MARK} {int(digits)}"])
 
 
-def _column(x: int, operation: str, y: int, carry: int) -> tuple[str, int]:
-    """One column and what it hands on: the carry, or for a difference the ten that was borrowed."""
+def _column(x: int, operation: str, y: int, carry: int) -> tuple[str, int, int]:
+    """One column as a line, its value, and what it hands on: the carry, or for a difference the ten borrowed."""
     tail = {"-": f"-{carry}"}.get(operation, f"+{carry}") if carry else ""
     if operation != "-":
         total = _result(x, operation, y) + carry
-        return f"{x}{operation}{y}{tail}={total}", total // 10
+        return f"{x}{operation}{y}{tail}={total}", total, total // 10
     borrowed = x - y - carry < 0
     x += 10 * borrowed
-    return f"{x}-{y}{tail}={x - y - carry}", int(borrowed)
+    return f"{x}-{y}{tail}={x - y - carry}", x - y - carry, int(borrowed)

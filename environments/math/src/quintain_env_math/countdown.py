@@ -54,7 +54,9 @@ def reaches_target(rollout: Rollout[Numbers, None]) -> Score:
         return Score(value=0.0, reason=str(e))
     if sorted(used) != sorted(rollout.task.numbers):
         return Score(value=0.0, reason=f"uses {used}, expected each of {list(rollout.task.numbers)} once")
-    return Score(value=float(value == rollout.task.target), reason="" if value == rollout.task.target else f"gives {value}")
+    return Score(
+        value=float(value == rollout.task.target), reason="" if value == rollout.task.target else f"gives {value}"
+    )
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
@@ -70,7 +72,11 @@ def evaluate(text: str) -> tuple[Fraction, list[int]]:
         raise ValueError(f"not an expression of at most {LONGEST} characters: {text[:40]!r}")
     try:
         tree = ast.parse(text, mode="eval")
-    except (SyntaxError, MemoryError, RecursionError) as e:  # the parser's stack is bounded: deep brackets end in any of these
+    except (
+        SyntaxError,
+        MemoryError,
+        RecursionError,
+    ) as e:  # the parser's stack is bounded: deep brackets end in any of these
         raise ValueError(f"not an expression: {text[:40]!r}") from e
     used: list[int] = []
     return _value(tree.body, used), used

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from quintain_math_verify import math_equal
-
 from quintain.environment import Demonstration, Environment, control
 from quintain.errors import UsageError
 from quintain.task import Message, Task
+from quintain_math_verify import math_equal
 
 REPOSITORY = "openai/gsm8k"
 REQUEST = "Reason step by step, and put the final number within \\boxed{}."
@@ -52,8 +51,8 @@ class GSM8K(Environment[WordProblem, None]):
     """Word problems, from the hub or from JSON lines on disk.
 
     Attributes:
-        path: folder with ``train.jsonl`` and ``test.jsonl``, or one file (then a tenth each becomes ``dev`` and ``test``);
-            empty takes ``openai/gsm8k`` from the hub.
+        path: folder with ``train.jsonl`` and ``test.jsonl``, or one file (then a tenth each becomes ``dev`` and
+            ``test``); empty takes ``openai/gsm8k`` from the hub.
         dev: problems carved from ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
     """
 
@@ -107,7 +106,7 @@ class GSM8K(Environment[WordProblem, None]):
 
 
 def _carved(rows: Sequence[Row], n: int) -> list[Row]:
-    """The *n* distinct rows whose questions hash lowest: a fixed choice that does not depend on the order of the file."""
+    """The *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order of the file."""
     if n >= len(rows):
         raise UsageError(f"gsm8k: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more lines")
     return sorted(set(rows), key=lambda r: hashlib.sha256(r.question.encode()).hexdigest())[:n]
@@ -118,7 +117,9 @@ def _source(path: str, split: str) -> tuple[Row, ...]:
         return _from_hub(split)
     file = Path(path) / f"{split}.jsonl"
     if not file.is_file():
-        raise UsageError(f"gsm8k: there is no file {file}; give `path` a folder with train.jsonl and test.jsonl, or a file")
+        raise UsageError(
+            f"gsm8k: there is no file {file}; give `path` a folder with train.jsonl and test.jsonl, or a file"
+        )
     return _from_file(file)
 
 
@@ -152,6 +153,8 @@ def _from_hub(split: str) -> tuple[Row, ...]:
     try:
         from datasets import load_dataset
     except ImportError as e:
-        raise UsageError("gsm8k from the hub needs `datasets`: pip install quintain-env-math[hub], or set `path`") from e
+        raise UsageError(
+            "gsm8k from the hub needs `datasets`: pip install quintain-env-math[hub], or set `path`"
+        ) from e
     rows = load_dataset(REPOSITORY, "main", split=split)
     return tuple(_checked(Row(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows))

@@ -17,7 +17,7 @@ PATIENCE = 200
 
 
 def split_of(key: Hashable) -> str:
-    """The split that owns the problem *key*, in every process and for every seed; so the splits are disjoint by content."""
+    """The split that owns the problem *key*, in every process, for every seed: splits are disjoint by content."""
     slot = int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big") % SHARE
     return {0: "dev", 1: "test"}.get(slot, "train")
 

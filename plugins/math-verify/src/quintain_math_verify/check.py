@@ -1,6 +1,6 @@
 """What runs in the worker: Math-Verify, without its own clock.
 
-Its time-outs are signals of the main thread; here the whole process is killed instead, which also stops a loop in C code.
+Its time-outs are signals of the main thread; here the whole process is killed instead, which stops a loop in C, too.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 from functools import lru_cache
 from typing import Any
 
-from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify  # type: ignore[import-untyped]
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own clock is off, which is the point
 
@@ -23,13 +23,13 @@ def equal(gold: str, reply: str) -> tuple[bool | None, str]:
         return None, f"the reference answer {gold[:80]!r} cannot be read as mathematics"
     try:
         found = _parsed(reply)
-    except Exception as e:  # whatever the parser trips over is the answer's doing
+    except Exception as e:  # noqa: BLE001  whatever the parser trips over is the answer's doing
         return False, f"the answer cannot be read: {type(e).__name__}: {e}"[:200]
     if not found:
         return False, "no answer found"
     try:
         same = bool(verify(list(wanted), found, timeout_seconds=None, raise_on_error=True))
-    except Exception as e:  # the reference was read, so here too
+    except Exception as e:  # noqa: BLE001  the reference was read, so here too
         return False, f"the answer cannot be compared: {type(e).__name__}: {e}"[:200]
     return same, "" if same else f"{str(found[0])[:80]} is not {gold[:80]}"
 
@@ -53,7 +53,7 @@ def _gold(text: str) -> tuple[Any, ...]:
     for candidate in (text, f"${text}$") if "$" in text or "\\boxed" in text else (f"${text}$", text):
         try:
             found = _parsed(candidate)
-        except Exception:  # the other reading may do; if none does the caller says so
+        except Exception:  # noqa: BLE001  the other reading may do; if none does the caller says so
             continue
         if found:
             return tuple(found)

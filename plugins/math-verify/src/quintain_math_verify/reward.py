@@ -16,8 +16,9 @@ CHECK = "quintain_math_verify.check:equal"
 async def math_equal(rollout: Rollout[Any, Any], *, timeout: float = 5.0, workers: Workers = need()) -> Score:
     """1 where the reply's final answer equals the task's as mathematics, else 0.
 
-    The answer is the last ``\\boxed{}``, or else what Math-Verify takes for the final expression. Runs in a worker that is
-    killed after *timeout* seconds; such an answer scores 0 if a trivial control passes, for then the answer is to blame.
+    The answer is what is in ``\\boxed{}`` (several boxes are a set), or else what Math-Verify takes for the final
+    expression. Runs in a worker that is killed after *timeout* seconds; such an answer scores 0 if a trivial control
+    passes, for then the answer is to blame.
 
     Raises:
         RewardFault: the task's own answer cannot be read: mend the task.
@@ -40,4 +41,6 @@ async def _control(workers: Workers, timeout: float) -> None:
     try:
         await workers.call(CHECK, "1", "1", timeout=timeout)
     except TimeoutError as e:
-        raise InfrastructureError(f"math_equal: even 1 = 1 has no verdict within {timeout:g} s; the machine is too busy") from e
+        raise InfrastructureError(
+            f"math_equal: even 1 = 1 has no verdict within {timeout:g} s; the machine is too busy"
+        ) from e

@@ -32,4 +32,6 @@ def format_tags(rollout: Rollout[Any, Any]) -> Score:
     """
     said = next((t.text for t in reversed(rollout.turns) if not t.seat), "")
     good = keeps_template(said)
-    return Score(value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else")
+    return Score(
+        value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else"
+    )

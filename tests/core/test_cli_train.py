@@ -1,0 +1,196 @@
+"""`quintain train` from the outside: what is refused before anything is made, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+from quintain import conduct as conducting
+from quintain.cli import main
+from quintain.engine import Engine, Reply, Sampling, TokenEngine, Weights
+from quintain.environment import Environment
+from quintain.errors import UsageError
+from quintain.plugins.registry import isolated
+from quintain.recipe import Recipe
+from quintain.reward import reward
+from quintain.rollout import Rollout
+from quintain.service import Service, need
+from quintain.task import Message, Task
+from quintain.transcript import Sampled
+
+
+@reward
+def equal(rollout: Rollout[Task, None]) -> float:
+    return float(rollout.reply == str(rollout.task.answer))
+
+
+class Doubling(Environment[Task, None]):
+    reward = equal
+    size: int = 6
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return (Task(prompt=f"{n} + {n} = ?", answer=2 * n) for n in range(self.size))
+
+
+class OnlyTrain(Doubling):
+    def tasks(self, split: str) -> Iterable[Task]:
+        return super().tasks(split) if split == "train" else []
+
+
+class Referee(Service):
+    def __init__(self, *, level: int = 1) -> None:
+        raise UsageError("a check starts no service")
+
+
+class Refereed(Doubling):
+    referee: Referee = need("referee")
+
+
+class Remote(TokenEngine):
+    """Takes weights through `update` alone."""
+
+    def __init__(self, *, url: str = "") -> None:
+        self.url = url
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        raise NotImplementedError
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        raise NotImplementedError
+
+    async def update(self, weights: Weights) -> int:
+        return weights.version
+
+
+class Textual(Engine):
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Any], how: Sampling) -> Reply:
+        return Reply()
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    with isolated(keep=["quintain"]) as registry:
+        for name, component in (("doubling", Doubling), ("onlytrain", OnlyTrain), ("refereed", Refereed)):
+            registry.add("environment", name, component)
+        for engine in (Remote, Textual):
+            registry.add("engine", engine.__name__.lower(), engine)
+        registry.add("service", "referee", Referee)
+        yield tmp_path
+
+
+def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["train", *argv])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+MISTAKES = [
+    (["--env", "doubling", "--set", "environments.0.args.size=big"], "size is 'big'; expected int"),
+    (["--env", "doubling", "--set", "environments.0.args.size=0"], "no tasks for the split 'train'"),
+    (["--env", "onlytrain"], "--set evaluation.every=0"),
+    (["--env", "onlytrain", "--set", "evaluation.every=0"], "--set evaluation.test.tasks=0"),
+    (["--env", "doubling", "--set", "engine.args.slotz=3"], "did you mean 'slots'"),
+    (["--env", "doubling", "--set", "engine.args.slots=many"], "[engine]: slots is 'many'"),
+    (["--env", "doubling", "--set", "engine.use=textual"], "cannot train"),
+    (["--env", "doubling", "--set", "engine={use='remote', args={ulr='x'}}"], "did you mean 'url'"),
+    (["--env", "doubling", "--set", "model.device=gpu"], "device 'gpu': expected auto, cpu"),
+    (["--env", "doubling", "--set", "model.start.args.lrr=1"], "[model.start] has no argument 'lrr'"),
+    (["--env", "doubling", "--set", "algorithm.args.epochs=1.5"], "epochs is 1.5; expected int"),
+    (["--env", "refereed", "--set", "environments.0.args.size=big"], "size is 'big'; expected int"),
+    (["--env", "refereed", "--set", "services.referee={use='referee', args={level='x'}}"], "level is 'x'"),
+]
+
+
+@pytest.mark.parametrize("argv, message", MISTAKES)
+def test_mistakes_are_found_without_a_run(
+    capsys: pytest.CaptureFixture[str], place: Path, argv: list[str], message: str
+) -> None:
+    for more in (["--dry-run"], []):
+        status, out, err = called(capsys, *argv, *more)
+        assert status in (1, 2) and out == ""
+        assert message in err and "Traceback" not in err
+    assert not list(place.glob("runs/*"))
+
+
+def test_what_is_right_passes(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    untested = ["--set", "evaluation.every=0", "--set", "evaluation.test.tasks=0"]
+    assert called(capsys, "--env", "onlytrain", "--dry-run", *untested)[0] == 0
+    assert called(capsys, "--env", "refereed", "--dry-run")[0] == 0
+    status, out, _ = called(capsys, "--env", "doubling", "--dry-run", "--set", "engine={use='remote'}")
+    assert status == 0 and Recipe.parse(out).engine.use == "remote"
+    assert not (place / "runs").exists()
+
+
+def test_an_engine_that_shares_nothing_is_made_of_its_own_arguments() -> None:
+    text = "[engine]\nuse = 'remote'\nargs = {url = 'x'}\n[[environments]]\nuse = 'doubling'\n"
+    engine = conducting.engine_for(Recipe.parse(text), SimpleNamespace())  # type: ignore[arg-type]
+    assert isinstance(engine, Remote) and engine.url == "x"
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--seed", "0"], "leave out --seed"),
+        (["--set", "run.steps=3"], "leave out --set"),
+        (["recipe.toml"], "leave out recipe.toml"),
+        (["--dry-run"], "leave out --dry-run"),
+    ],
+)
+def test_resume_stands_alone(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    status, out, err = called(capsys, "--resume", "one", *argv)
+    assert (status, out) == (2, "") and message in err
+
+
+def fails(recipe: Recipe, folder: Any, screen: Any) -> dict[str, Any]:
+    raise UsageError("the model cannot be loaded")
+
+
+def fails_late(recipe: Recipe, folder: Any, screen: Any) -> dict[str, Any]:
+    folder.append({"step": 0})
+    raise UsageError("the model cannot be loaded")
+
+
+def test_a_run_that_never_began_gives_its_name_back(
+    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "runs" / "mine").mkdir(parents=True)
+    (place / "runs" / "mine" / "notes.txt").write_text("keep")
+    monkeypatch.setattr(conducting, "conduct", fails)
+    assert called(capsys, "--env", "doubling")[0] == 2
+    assert called(capsys, "--env", "doubling", "--name", "mine")[0] == 2
+    assert [str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()] == ["runs/mine/notes.txt"]
+    monkeypatch.setattr(conducting, "conduct", fails_late)
+    assert called(capsys, "--env", "doubling")[0] == 2
+    assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
+    monkeypatch.setattr(conducting, "conduct", fails)
+    assert called(capsys, "--resume", "doubling-1")[0] == 2
+    assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
+
+
+def stopped(recipe: Recipe, folder: Any, screen: Any) -> dict[str, Any]:
+    os.kill(os.getpid(), signal.SIGTERM)
+    raise AssertionError("SIGTERM is heard while a model loads")
+
+
+def test_a_stopped_run_prints_one_object(
+    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(conducting, "conduct", stopped)
+    status, out, _ = called(capsys, "--env", "doubling", "--json")
+    assert status == 130
+    error = json.loads(out)["error"]
+    assert error["type"] == "Interrupted" and "quintain train --resume runs/doubling-1" in error["message"]
+    assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
+    assert signal.getsignal(signal.SIGTERM) == before
