@@ -15,6 +15,7 @@ from unittest.mock import patch
 from quintain.cli import main, root
 
 WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_read"
+QUICKSTART = "tests/integration/test_quickstart.py::test_the_quickstart_ends_with_a_better_model"
 INSTALLED = "tests/core/test_plugins_extension.py::test_list_shows_its_components_and_the_clash"
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
@@ -23,8 +24,8 @@ WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
     "make test": WORKSPACE,
-    "make train": WHOLE_RUN,
-    "quintain train": WHOLE_RUN,
+    "make train": QUICKSTART,
+    "quintain train": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
