@@ -17,6 +17,7 @@ import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self
 
 from .errors import InfrastructureError, UsageError
@@ -229,7 +230,7 @@ class _Process:
 
     @property
     def alive(self) -> bool:
-        return self._process.poll() is None
+        return self._process.poll() is None and not _dying(self._process.pid)
 
     async def call(
         self, target: str | bytes, arguments: bytes, timeout: float, start_seconds: float
@@ -365,3 +366,12 @@ async def _readable(sock: socket.socket, seconds: float) -> bool:
         loop.remove_reader(sock)
         if clock is not None:
             clock.cancel()
+
+
+def _dying(pid: int) -> bool:
+    """Whether the kernel has begun to take the process apart: until its last thread is gone it cannot be waited for."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False  # no /proc here, or it is gone: then `poll` says so
+    return stat.rpartition(")")[2].split()[0] in ("Z", "X")
