@@ -56,8 +56,9 @@ docs: $(READY)  ## run the snippets of README.md and docs/
 bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-registry: $(READY)  ## write registry.toml from the manifests
+registry: $(READY)  ## write registry.toml from the manifests and docs/recipes.md from the recipe
 	$(BIN)/python tools/registry.py
+	$(BIN)/python tools/recipes.py
 
 clean:  ## caches, not runs
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -93,9 +93,9 @@ class GSM8K(Environment[WordProblem, None]):
         """The boxed number."""
         return f"\\boxed{{{task.answer}}}"
 
-    @control(scores="min")
+    @control()
     def echo(self, task: WordProblem, messages: Sequence[Message]) -> str:
-        """Repeat the question."""
+        """Repeat the question: right now and then, where its last number happens to be the answer (3 % of problems)."""
         return str(task.prompt)
 
     @control(scores="min")
