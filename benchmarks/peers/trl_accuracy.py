@@ -21,7 +21,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import Door, trial_arguments
 from quintain import Environment, Message, Task
-from quintain.episodes import messages_of
+from quintain.task import messages_of
 from quintain.testing import rollout
 
 

@@ -15,7 +15,7 @@ from .reward import Context
 from .rollout import Ending, EndingKind, Group, Rollout
 from .scoring import score_group, score_rollout
 from .session import Ledger, Session, derived_seed
-from .task import Message, Task
+from .task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,8 +204,3 @@ async def _retried(job: Job, member: int, setting: Setting) -> Rollout[Any, Any]
         if rollout.valid or attempt > setting.retries:
             return rollout
         attempt += 1
-
-
-def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """A task's prompt as messages."""
-    return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)

@@ -285,14 +285,12 @@ class Run:
             path = self.keeper.save(self.at.step, learner=self.learner, state=state, best=better)
         self.hooks.emit(CheckpointSaved(step=self.at.step, path=str(path.absolute()), best=better))
 
-    def restore(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """Take up a checkpoint; the states of its services."""
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Take up a checkpoint; its services took up their states when they started."""
         state = checkpoint.restore(self.learner)
         self.at = Standing(**state["standing"])
         self.curriculum.restore(state["curriculum"])
         self.folder.truncate_after(self.at.step)
-        services: Mapping[str, Any] = state["services"]
-        return services
 
     @contextmanager
     def undone_unless_complete(self) -> Iterator[None]:

@@ -15,7 +15,7 @@ from .chat.formats import Parsed, parse
 from .engine import Engine, Reply, Sampled, Sampling, TokenEngine
 from .errors import EnvironmentFault, LimitReached, PolicyFault, UsageError
 from .rollout import Turn
-from .task import Message, ToolCall
+from .task import Message, ToolCall, messages_of
 from .tools import Tool, as_tool
 from .transcript import Transcript
 
@@ -72,7 +72,7 @@ class Session(Agent):
         self.messages = [*self._pending]
 
     def user(self, content: str | Sequence[Message]) -> None:
-        new = [Message("user", content)] if isinstance(content, str) else list(content)
+        new = messages_of(content)
         self._pending.extend(new)
         self.messages.extend(new)
 

@@ -31,7 +31,7 @@ from .model.codec import HFCodec
 from .plugins.binding import bind
 from .seedling import CONTEXT, build_model, build_tokenizer
 from .services import opened
-from .task import Message, Task
+from .task import Message, Task, messages_of
 from .transcript import TrainingSequence
 
 if TYPE_CHECKING:
@@ -371,8 +371,7 @@ def _shuffled(source: Iterator[TrainingSequence], rng: Random, window: int = 256
 
 def encoded(demonstration: Demonstration, codec: HFCodec, system: str = "") -> TrainingSequence:
     """Prompt and reply as the policy would see and say them; the reply and the end of the turn train."""
-    prompt = demonstration.prompt
-    messages = [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)
+    messages = messages_of(demonstration.prompt)
     system = demonstration.system or system
     if system and not any(m.role == "system" for m in messages):
         messages.insert(0, Message("system", system))

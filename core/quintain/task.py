@@ -79,3 +79,8 @@ def _plain(value: Any) -> Any:
         f"a task field holds a {type(value).__name__}, which has no stable form; "
         "use plain data (numbers, text, lists, dicts, dataclasses) or set `id` yourself"
     )
+
+
+def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
+    """What an author may give as text, as messages."""
+    return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)

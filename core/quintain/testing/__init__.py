@@ -54,9 +54,8 @@ def rollout(task: T, *texts: str, evidence: Any = None, **fields: Any) -> Rollou
         fields: any other field of `Rollout`.
     """
     from ..chat.formats import parse
-    from ..episodes import messages_of
     from ..rollout import Rollout, Turn
-    from ..task import Message
+    from ..task import Message, messages_of
 
     turns, messages = [], messages_of(task.prompt)
     for text in texts:
