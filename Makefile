@@ -50,13 +50,15 @@ format: $(READY)  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)  ## run the snippets of README.md and docs/
+docs: $(READY)  ## write the tables of docs/algorithms.md, run the snippets of README.md and docs/
+	$(BIN)/python tools/algorithms.py
 	$(PYTEST) tests/docs $(ARGS)
 
 bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-registry: $(READY)  ## write registry.toml from the manifests and docs/recipes.md from the recipe
+registry: $(READY)  ## write registry.toml, docs/recipes.md and the tables of docs/algorithms.md from the code
+	$(BIN)/python tools/algorithms.py
 	$(BIN)/python tools/registry.py
 	$(BIN)/python tools/recipes.py
 

@@ -44,6 +44,9 @@ UNSET = {
     "evaluation.max_tokens": "as in `sampling`",
     "stop.accuracy": "never",
     "stop.minutes": "never",
+    "stop.samples": "never",
+    "stop.tokens": "never",
+    "stop.seconds": "never",
     "run.name": "first environment, numbered",
 }
 """What a key means while nothing is set."""
@@ -117,6 +120,7 @@ MEANINGS = {
     "learner.betas": "of AdamW",
     "learner.max_grad_norm": "the gradient is clipped to it",
     "learner.precision": "`bf16` is autocast over float32 master weights",
+    "learner.float32_head": "logits in float32 also under a lower `precision`; a row may ask for it too",
     "learner.token_budget": "tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "compute activations twice to save memory",
     "evaluation.every": "steps between two measurements; 0 is never",
@@ -133,6 +137,9 @@ MEANINGS = {
     "rollouts.keep": "files of all steps, of none, or of so many last ones",
     "stop.accuracy": "held-out accuracy",
     "stop.minutes": "of all processes of the run together",
+    "stop.samples": "rollouts of training",
+    "stop.tokens": "tokens sampled in training",
+    "stop.seconds": "of rollouts and updates, without measuring",
     "services.use": "a service (`quintain list services`)",
     "services.args": "its settings",
 }

@@ -6,6 +6,7 @@
         model/            Hugging Face format, tokenizer included (adapters merged)
         learner.pt        optimizer, counters, random-number generators; weights where model/ is not exact
         state.json        curriculum, services, counters of the run
+        state.pt          tensors among these, if any
         checkpoint.json   step, whether it was the best so far, version
 
 A checkpoint is written under another name, flushed to the disk and renamed: whatever has the name of a step is whole.
@@ -84,7 +85,8 @@ class Checkpoint:
             RunError: the checkpoint is damaged.
         """
         with _read_whole(self.path):
-            return dict(json.loads((self.path / "state.json").read_text(encoding="utf-8")))
+            held = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+            return dict(_put_back(held, self.path / "state.pt"))
 
     def restore(self, learner: Trainable) -> dict[str, Any]:
         """Bring *learner* and the random-number generators of the process back; the run's own state.
@@ -127,7 +129,7 @@ class Keeper:
         """Write the checkpoint of *step*; the old ones stay untouched until it is complete and on the disk.
 
         Args:
-            state: plain data that `Checkpoint.restore` gives back.
+            state: plain data and tensors that `Checkpoint.restore` gives back.
             best: whether this is the best model so far.
 
         Raises:
@@ -137,10 +139,10 @@ class Keeper:
         if final.exists():  # a step has one state: it is saved already
             return final
         beside = final.with_name(f".{final.name}{TEMPORARY}{os.getpid()}")
-        with _written_whole(beside, final, learner):
+        with _written_whole(beside, final, _bytes_of(learner) + sum(_tensor_bytes(state))):
             _write_model(beside / "model", learner, self.codec)
             _write_learner(beside, learner)
-            _write_json(beside / "state.json", plain(state))
+            _write_state(beside, state)
             about = {"format": FORMAT, "step": step, "best": best, "version": __version__}
             _write_json(beside / "checkpoint.json", about)
         self.prune()
@@ -175,6 +177,23 @@ def best(folder: RunFolder) -> Checkpoint | None:
     return next((c for c in reversed(found) if c.best), found[-1] if found else None)
 
 
+def save_model(folder: Path, learner: Trainable, codec: Any, about: Mapping[str, Any]) -> None:
+    """Write a *folder* for ``from_pretrained`` and beside the weights ``quintain.json``, which says what *about* says;
+    all of it or nothing.
+
+    Args:
+        folder: new, or empty.
+
+    Raises:
+        StorageError: no room, or it cannot be written.
+    """
+    weights = sum(p.numel() * p.element_size() for p in learner.module.parameters())
+    beside = folder.with_name(f".{folder.name}{TEMPORARY}{os.getpid()}")
+    with _written_whole(beside, folder, weights + _SPARE):
+        _write_model(beside, learner, codec)
+        _write_json(beside / "quintain.json", plain(about))
+
+
 @contextmanager
 def _read_whole(path: Path) -> Iterator[None]:
     """Whatever is found wrong with the files of the checkpoint at *path*, told as one error.
@@ -194,9 +213,10 @@ def _read_whole(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _written_whole(beside: Path, final: Path, learner: Trainable) -> Iterator[None]:
-    """Make *beside*, let it be filled, and put it at *final*; or remove it and say what went wrong."""
-    needed = _bytes_of(learner)
+def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
+    """Make *beside*, let it be filled with about *needed* bytes, and put it at *final*; or remove it and say what went
+    wrong.
+    """
     if (free := free_bytes(final)) < needed:
         raise storage_error(final, OSError(28, f"{free} bytes free"), needed)
     try:
@@ -274,6 +294,47 @@ def _write_learner(folder: Path, learner: Trainable) -> None:
     _check_loadable({k: v for k, v in held["learner"].items() if k not in ("module", "optimizer", "reference")})
     with open(folder / "learner.pt", "wb") as file:
         torch.save(held, file)
+
+
+_TENSOR = "$tensor"
+"""The only key of what stands for a tensor in ``state.json``: its name in ``state.pt``."""
+
+
+def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
+    import torch
+
+    tensors: dict[str, Any] = {}
+    _write_json(folder / "state.json", plain(_taken_out(state, tensors)))
+    if tensors:
+        torch.save(tensors, folder / "state.pt")
+
+
+def _taken_out(value: Any, tensors: dict[str, Any], at: str = "") -> Any:
+    """*value* with a reference in the place of each tensor, which goes into *tensors*."""
+    if isinstance(value, Mapping):
+        return {str(k): _taken_out(v, tensors, f"{at}/{k}") for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_taken_out(v, tensors, f"{at}/{i}") for i, v in enumerate(value)]
+    if not hasattr(value, "element_size"):
+        return value
+    tensors[at] = value.detach()
+    return {_TENSOR: at}
+
+
+def _put_back(value: Any, path: Path) -> Any:
+    """*value* with the tensors that it refers to, read from *path* where there are any."""
+    tensors: dict[str, Any] = {}
+    if path.exists():
+        import torch
+
+        tensors = torch.load(path, map_location="cpu", weights_only=True)
+
+    def put(value: Any) -> Any:
+        if isinstance(value, dict):
+            return tensors[value[_TENSOR]] if set(value) == {_TENSOR} else {k: put(v) for k, v in value.items()}
+        return [put(v) for v in value] if isinstance(value, list) else value
+
+    return put(value)
 
 
 def _check_loadable(state: Mapping[str, Any]) -> None:

@@ -8,12 +8,14 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from .algorithm import Row
 from .checkpoint import Checkpoint, Keeper, latest
 from .curriculum import Curriculum
 from .engine import TokenEngine
+from .engines.snapshot import Snapshot
 from .environment import Environment
 from .errors import NoTasksError, PluginError, UsageError
 from .evaluate import tasks_of
@@ -23,13 +25,21 @@ from .model.load import LoadedModel, as_device, load_model
 from .plugins.binding import bind, check_args
 from .plugins.hooks import Hooks
 from .plugins.registry import current
-from .recipe import Recipe
+from .publishing import Publisher
+from .recipe import Component, Recipe
+from .replay import Replays, named
 from .report.screen import Screen
 from .run import Run, Standing
+from .selection import level_of
 from .services import opened, plan
 from .session import derived_seed
 from .stage import Casting, cast_table
 from .store import RunFolder
+
+PROMPT = 512
+"""Tokens that a prompt is taken to have, for how much is decoded at once."""
+GIVEN = ("policy", "learner", "replay")
+"""Service slots that every run fills itself: its engine, its learner, its episodes played again."""
 
 
 def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
@@ -63,23 +73,30 @@ async def _conduct(
     learner: Learner,
     preparing: float,
 ) -> dict[str, Any]:
-    engine = engine_for(recipe, model)
-    wanted = {slot for casting in castings for slot in casting.slots}
+    mirror = mirror_for(recipe, row, model)
+    engine = engine_for(recipe, model if mirror is None else replace(model, module=mirror.module))
+    wanted = {slot for casting in castings for slot in casting.slots} | row.slots
     state = checkpoint.state if checkpoint else None
-    async with engine, opened(recipe.services, wanted, {"policy": engine}, state and state["services"]) as services:
+    replays = Replays()
+    given = {"policy": engine, "learner": learner, "replay": replays}
+    async with engine, opened(chosen(recipe, row), wanted, given, state and state["services"]) as services:
+        learner.serve(services)
         environments = [casting.make(services) for casting in castings]
+        replays.environments = named([casting.name for casting in castings], environments)
         run = Run(
             recipe=recipe,
             folder=folder,
             learner=learner,
             engine=engine,
             row=row,
-            curriculum=curriculum_for(recipe, environments),
+            curriculum=curriculum_for(recipe, environments, row),
             environments=environments,
             services=services,
             hooks=Hooks.installed(),
             screen=screen,
             keeper=Keeper(folder, codec=model.codec, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best),
+            publisher=Publisher(engine, lag=row.plan.lag, mirror=mirror),
+            replays=replays,
         )
         if checkpoint is not None:
             run.restore(checkpoint)
@@ -87,7 +104,7 @@ async def _conduct(
         else:
             folder.truncate_after(-1)  # not even the line of before training
             run.at = Standing(seconds={"model": preparing})
-        await engine.update(learner.weights())
+        await run.publish()
         with stopping(run):
             return await train(run)
 
@@ -100,7 +117,7 @@ def check(recipe: Recipe) -> None:
         NoTasksError: an environment has no tasks in a split that is used.
         PluginError: a component cannot be loaded.
     """
-    algorithm(recipe)
+    row = algorithm(recipe)
     as_device(recipe.model.device)
     check_engine(recipe)
     if recipe.model.starts_supervised:
@@ -108,13 +125,18 @@ def check(recipe: Recipe) -> None:
 
         check_args(grow, recipe.model.start.args, who="[model.start]")
     castings = [cast_table(table) for table in recipe.environments]
-    wanted = {slot for casting in castings for slot in casting.slots}
-    for slot, component, args in plan(recipe.services, wanted, {"policy": None}):
+    wanted = {slot for casting in castings for slot in casting.slots} | row.slots
+    for slot, component, args in plan(chosen(recipe, row), wanted, dict.fromkeys(GIVEN)):
         check_args(component, args, who=f"[services.{slot}]")
     for casting in castings:
         check_args(casting.component, casting.args, who=f"environment {casting.name!r}")
         if not casting.slots:  # the tasks of one with services are seen when they run
-            check_tasks(recipe, casting)
+            check_tasks(recipe, casting, row)
+
+
+def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:
+    """What fills each service slot: as the recipe says, else as the algorithm does."""
+    return {slot: Component(use=use) for slot, use in row.services.items()} | dict(recipe.services)
 
 
 def check_engine(recipe: Recipe) -> None:
@@ -128,15 +150,18 @@ def check_engine(recipe: Recipe) -> None:
     check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
 
 
-def check_tasks(recipe: Recipe, casting: Casting) -> None:
+def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
     """Look for a first task in every split that the recipe uses.
 
     Raises:
         NoTasksError: there is none; names the key that leaves the split alone.
+        UsageError: tasks are to come by level and this one has none.
         EnvironmentFault: the environment's own code failed.
     """
     environment = casting.make({})
-    tasks_of(environment, "train", 1, name=casting.name)
+    (first,) = tasks_of(environment, "train", 1, name=casting.name)
+    if row.plan.order == "level":
+        level_of(first, casting.name)
     table = recipe.evaluation
     final = table.test
     for used, split, key in (
@@ -233,16 +258,28 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     if not shares(kind):
         return bind(kind, recipe.engine.args, {}, who="[engine]")
     args = {"dtype": recipe.model.dtype, **recipe.engine.args}
+    if "slots" not in args and hasattr(kind, "slots_for"):
+        samples, tokens = recipe.batch.groups * recipe.batch.members, 2 * recipe.sampling.max_tokens + PROMPT
+        args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens)
     return bind(kind.sharing, args, who="[engine]")(model.module, model.codec)
 
 
-def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]) -> Curriculum:
+def mirror_for(recipe: Recipe, row: Row, model: LoadedModel) -> Snapshot | None:
+    """What an engine that decodes a live module decodes in place of the learner's, where the row's plan has a lag."""
+    if not (row.plan.lag and shares(current().load("engine", recipe.engine.use))):
+        return None
+    return Snapshot.apart(model.module)
+
+
+def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], row: Row) -> Curriculum:
     """Which tasks come when."""
     return Curriculum(
         environments,
         weights=[row.weight for row in recipe.environments],
         names=[row.use for row in recipe.environments],
         seed=recipe.run.seed,
+        plan=row.plan,
+        horizon=recipe.run.steps * recipe.batch.groups,
     )
 
 

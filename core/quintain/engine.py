@@ -14,6 +14,7 @@ from .transcript import Finish as Finish
 from .transcript import Sampled as Sampled
 
 if TYPE_CHECKING:
+    from .algorithm import Interrupt
     from .chat.template import Codec
     from .environment import Environment
     from .tools import ToolSpec
@@ -27,24 +28,36 @@ class Sampling:
         temperature: divides the logits; part of the policy, so also of the recorded log-probs.
         top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another
         policy).
+        prune: leaves out tokens of less than this share of the likeliest one's probability, like *min_p*, but as a part
+        of the policy: log-probs are those of the distribution that is left, and the learner leaves out the same
+        (dynamic vocabulary pruning; a row sets it).
         max_tokens: new tokens at most; ``None`` is what the context leaves.
         stop: strings that end the turn; the tokens up to and including the one that completes the string are kept.
         stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
         seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else
         runs.
+        interrupt: forced interruption of the policy's turns, which the chat layer sees to; engines know nothing of it.
     """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    prune: float = 0.0
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
+    interrupt: Interrupt | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (("temperature", 0, 100), ("top_p", 0, 1), ("top_k", 0, 2**31), ("min_p", 0, 1)):
+        for name, low, high in (
+            ("temperature", 0, 100),
+            ("top_p", 0, 1),
+            ("top_k", 0, 2**31),
+            ("min_p", 0, 1),
+            ("prune", 0, 1),
+        ):
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"sampling.{name} is {value}; expected {low} to {high}")
@@ -151,6 +164,34 @@ class TokenEngine(Engine):
         from .chat.bridge import reply_through_tokens
 
         return await reply_through_tokens(self, messages, tools, how)
+
+
+class Greedy(TokenEngine):
+    """Another engine, asked for the likeliest token always."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        self.codec, self.context, self.name = engine.codec, engine.context, engine.name
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._engine.version
+
+    @property
+    def concurrency(self) -> int | None:
+        return self._engine.concurrency
+
+    def attend(self) -> AbstractContextManager[None]:
+        return self._engine.attend()
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        return await self._engine.sample(ids, how.but(temperature=0.0))
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        return await self._engine.score(ids, start, temperature)
+
+    async def update(self, weights: Weights) -> int:
+        return await self._engine.update(weights)
 
 
 class SharesModule(Protocol):

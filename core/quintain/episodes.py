@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -147,8 +148,14 @@ def _adapter(kind: type) -> Any:
     return _ADAPTERS[kind]
 
 
+More = Callable[[Group[Any, Any]], Sequence[Job]]
+
+
 async def run_groups(
-    jobs: Sequence[Job], setting: Setting, on_rollout: Callable[[Rollout[Any, Any]], None] | None = None
+    jobs: Sequence[Job],
+    setting: Setting,
+    on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
+    more: More | None = None,
 ) -> list[Group[Any, Any]]:
     """Run and score all groups; in the order of *jobs*, whatever finished first.
 
@@ -156,40 +163,92 @@ async def run_groups(
     episode is left, and rewards run beside it, so that what is sampled beside what never depends on how long a tool or
     a reward takes.
 
+    Args:
+        on_rollout: called with every rollout as it is scored.
+        more: called with every group as soon as it is complete and scored; the jobs that it returns are played, too,
+            after those that wait. Players then see to the rewards of their episodes themselves before they go on: a
+            reproducible engine samples nothing meanwhile, so that it does not depend on how long a reward takes when a
+            new group begins.
+
     Raises:
         UsageError: what no retry can mend, such as a reward whose service is missing.
     """
-    queue = iter([(j, m) for j, job in enumerate(jobs) for m in range(job.members)])
-    done: list[dict[int, Rollout[Any, Any]]] = [{} for _ in jobs]
-    context = Context(step=setting.step, services=setting.services)
+    return await _Games(jobs, setting, on_rollout, more).run()
 
-    async def judge(j: int, rollout: Rollout[Any, Any]) -> None:
-        rollout = await score_rollout(jobs[j].environment, rollout, context, setting.retries)
-        done[j][rollout.member] = rollout
-        if on_rollout is not None:
-            on_rollout(rollout)
 
-    async def play(tasks: asyncio.TaskGroup) -> None:
-        with setting.engine.attend():
-            for j, member in queue:
-                rollout = await _retried(jobs[j], member, setting)
-                tasks.create_task(judge(j, rollout))
+class _Games:
+    """The episodes of one call of `run_groups`."""
 
-    players = min(setting.concurrency, sum(job.members for job in jobs))
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for _ in range(players):
-                tasks.create_task(play(tasks))
-    except BaseExceptionGroup as failed:
-        raise _first(failed) from failed
-    groups = [
-        Group(
-            task=job.task, rollouts=tuple(done[j][m] for m in range(job.members)), environment=job.name, index=job.index
-        )
-        for j, job in enumerate(jobs)
-    ]
-    scored = [score_group(j.environment, g, context, setting.retries) for j, g in zip(jobs, groups, strict=True)]
-    return list(await asyncio.gather(*scored))
+    def __init__(
+        self,
+        jobs: Sequence[Job],
+        setting: Setting,
+        on_rollout: Callable[[Rollout[Any, Any]], None] | None,
+        more: More | None,
+    ) -> None:
+        self._setting, self._on_rollout, self._more = setting, on_rollout, more
+        self._context = Context(step=setting.step, services=setting.services)
+        self._jobs: list[Job] = []
+        self._done: list[dict[int, Rollout[Any, Any]]] = []
+        self._groups: dict[int, Group[Any, Any]] = {}
+        self._queue: deque[tuple[int, int]] = deque()
+        self._players = 0
+        self._add(jobs)
+
+    async def run(self) -> list[Group[Any, Any]]:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._call_players(tasks)
+        except BaseExceptionGroup as failed:
+            raise _first(failed) from failed
+        if self._more is not None:
+            return [self._groups[j] for j in range(len(self._jobs))]
+        return list(await asyncio.gather(*(self._scored(j) for j in range(len(self._jobs)))))
+
+    def _add(self, jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            self._queue.extend((len(self._jobs), m) for m in range(job.members))
+            self._jobs.append(job)
+            self._done.append({})
+
+    def _call_players(self, tasks: asyncio.TaskGroup, spare: int = 0) -> None:
+        """Call players for the episodes that wait, but for *spare* of them."""
+        for _ in range(min(len(self._queue) - spare, self._setting.concurrency - self._players)):
+            self._players += 1
+            tasks.create_task(self._play(tasks))
+
+    async def _play(self, tasks: asyncio.TaskGroup) -> None:
+        with self._setting.engine.attend():
+            while self._queue:
+                j, member = self._queue.popleft()
+                rollout = await _retried(self._jobs[j], member, self._setting)
+                if self._more is None:
+                    tasks.create_task(self._judge(j, rollout))
+                    continue
+                await self._judge(j, rollout)
+                if len(self._done[j]) == self._jobs[j].members:
+                    await self._follow(j, tasks, self._more)
+            self._players -= 1
+
+    async def _judge(self, j: int, rollout: Rollout[Any, Any]) -> None:
+        rollout = await score_rollout(self._jobs[j].environment, rollout, self._context, self._setting.retries)
+        self._done[j][rollout.member] = rollout
+        if self._on_rollout is not None:
+            self._on_rollout(rollout)
+
+    async def _follow(self, j: int, tasks: asyncio.TaskGroup, more: More) -> None:
+        group = self._groups[j] = await self._scored(j)
+        jobs = more(group)
+        if jobs:
+            self._add(jobs)
+            self._call_players(tasks, spare=1)  # this player takes one itself
+            await asyncio.sleep(0)  # they attend before it asks the engine for anything
+
+    async def _scored(self, j: int) -> Group[Any, Any]:
+        job, done = self._jobs[j], self._done[j]
+        rollouts = tuple(done[m] for m in range(job.members))
+        group = Group(task=job.task, rollouts=rollouts, environment=job.name, index=job.index)
+        return await score_group(job.environment, group, self._context, self._setting.retries)
 
 
 def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1,8 +1,8 @@
 """What a step tells about the run: plain numbers under dotted names.
 
-``loss``, ``entropy``, ``grad_norm``, ``ratio_max`` and so on come from the learner as they are (see
-`quintain.learning.meter.Meter.summary`); the rest is computed here from the groups. A number that has nothing to
-rest on in a step is left out, never made up.
+``loss``, ``entropy``, ``ratio.max`` and so on come from the learner as they are (see `quintain.learning.meter`); the
+rest is computed here from the groups. A number that has nothing to rest on in a step is left out, never made up.
+``docs/health.md`` says what each name means; `quintain.alarms` watches them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Any
 from .estimates import Estimate
 from .evaluate import SUCCESS, Evaluation
 from .rollout import EndingKind, Group, Rollout, spread
+from .transcript import Source, Transcript
 
 AnyRollout = Rollout[Any, Any]
 AnyGroup = Group[Any, Any]
 Metrics = dict[str, Any]
 _TOLERANCE = 1e-9
+BINS = 10
+"""Bins of the calibration error."""
 
 
 def step_metrics(
@@ -46,13 +49,22 @@ def step_metrics(
         **rewards(valid),
         **group_metrics(groups, refused or {}),
         **lengths(valid),
+        **confidence(valid),
         **endings(everything),
         **_reported(valid),
         **_of_environments(groups),
-        **{f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in (learned or {}).items()},
+        **_of_learner(learned or {}),
         **flat("held_out", held_out or {}),
         **times(sum(r.tokens for r in everything), len(everything), seconds or {}),
     }
+
+
+def _of_learner(learned: Mapping[str, float]) -> Metrics:
+    """What the learner said; its counts and its time stand apart from those of the whole step."""
+    out: Metrics = {f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in learned.items()}
+    if out.get("learner.seconds", 0) > 0 and "learner.tokens" in out:
+        out["learner.tokens_per_second"] = out["learner.tokens"] / out["learner.seconds"]
+    return out
 
 
 def rewards(valid: Sequence[AnyRollout]) -> Metrics:
@@ -110,6 +122,42 @@ def lengths(valid: Sequence[AnyRollout]) -> Metrics:
     return out
 
 
+def confidence(valid: Sequence[AnyRollout]) -> Metrics:
+    """What the policy thought of its own answers when it sampled them; all valid rollouts, refused groups included.
+
+    ``entropy.sampled`` is minus the mean log-prob of all sampled tokens under the sampler, an estimate of its entropy
+    per token (the learner's exact ``entropy`` covers only samples that have an advantage). A sample's confidence is
+    exp(mean log-prob of its tokens), the geometric mean of their probabilities. ``calibration.error`` is the expected
+    calibration error of that confidence as a forecast of success, in ten bins of equal width (Guo et al. 2017,
+    1706.04599, equation 3): the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
+    """
+    answers = [(r, seat, _logps(t)) for r in valid for seat, t in r.transcripts.items()]
+    known = [(fmean(logps), _right(r, seat)) for r, seat, logps in answers if logps]
+    if not known:
+        return {}
+    forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in known]
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for sure, right in forecasts:
+        bins.setdefault(min(int(sure * BINS), BINS - 1), []).append((sure, right))
+    # |sum of confidences - successes| / N per bin is n_b / N times the difference of the bin's means.
+    gaps = [abs(math.fsum(sure for sure, _ in held) - sum(right for _, right in held)) for held in bins.values()]
+    return {
+        "entropy.sampled": -fmean(x for _, _, logps in answers for x in logps),
+        "calibration.confidence": fmean(sure for sure, _ in forecasts),
+        "calibration.error": math.fsum(gaps) / len(forecasts),
+    }
+
+
+def _logps(transcript: Transcript) -> list[float]:
+    """Log-probs of the sampled tokens, each once."""
+    return [
+        logp
+        for branch in transcript.branches
+        for source, logp in zip(branch.sources, branch.logps, strict=True)
+        if source == Source.MODEL
+    ]
+
+
 def endings(everything: Sequence[AnyRollout]) -> Metrics:
     """Counts ``ending.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all rollouts."""
     kinds = Counter(r.ending.kind for r in everything)
@@ -134,6 +182,7 @@ def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
 
 def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:
     """Accuracy (pass@1) with its 95 % interval, over the environments by their *weights*; several also apart, by name.
+    Where tasks were sampled several times, ``pass@k`` too.
 
     ``accuracy`` is ``None`` where no rollout of some environment could tell. The interval of a weighted mean treats the
     parts as independent: half-widths add in squares, each side by itself.
@@ -142,6 +191,10 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
     parts = [result.accuracy for result in results]
     rollouts = [r for result in results for r in result.rollouts]
     out = {**_weighted(parts, share), "tasks": sum(len(r.groups) for r in results)}
+    for k in sorted({k for result in results for k in result.ks} - {1}):
+        found = [result.pass_at(k) for result in results]
+        if all(found):
+            out[f"pass@{k}"] = math.fsum(w * e.value for w, e in zip(share, found, strict=True) if e)
     if all(r.reward for r in results):
         out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
     if valid := [r for r in rollouts if r.valid]:
@@ -204,8 +257,16 @@ def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
     return out
 
 
-def _right(rollout: AnyRollout) -> bool:
-    return rollout.verdict is not None and rollout.verdict.total >= SUCCESS - _TOLERANCE
+def _right(rollout: AnyRollout, seat: str | None = None) -> bool:
+    """Whether the verdict is a success, for *seat* or as a whole."""
+    if rollout.verdict is None:
+        return False
+    return (rollout.verdict.total if seat is None else rollout.verdict.of_seat(seat)) >= SUCCESS - _TOLERANCE
+
+
+def success_of(group: AnyGroup) -> tuple[int, int]:
+    """How many of the valid members succeeded, and how many there are."""
+    return sum(map(_right, group.valid)), len(group.valid)
 
 
 def _of(name: str, values: Sequence[float]) -> Metrics:

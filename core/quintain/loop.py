@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import Any
 
 from . import health
-from .episodes import run_groups
 from .errors import StorageError
 from .plugins.hooks import RunEnd
+from .probing import probe
 from .run import Interrupted, Run
 
 
@@ -23,7 +23,10 @@ async def train(run: Run) -> dict[str, Any]:
     try:
         if not run.at.before:
             run.at.before = await run.final("before")
-            run.folder.append({"step": 0, **health.flat("held_out", await measured(run, 0))})
+            start = {"step": 0, **health.flat("held_out", await measured(run, 0))}
+            run.folder.append(start)
+            run.watch.see(start)
+        await probe(run)
         while not run.over():
             await one_step(run)
         run.save()
@@ -42,27 +45,27 @@ async def train(run: Run) -> dict[str, Any]:
 
 
 async def one_step(run: Run) -> None:
-    """Pick, play, admit, learn, publish, measure, record, save."""
+    """Pick, play, admit (and pick again where the plan refills), learn, publish, measure, record, save."""
     step = run.at.step + 1
     clock = run.clock.fork()
     stalls = getattr(run.engine, "stalls", 0)
     with run.undone_unless_complete():
-        jobs = run.jobs(step)
         with clock("rollouts"):
-            groups = await run.until_stopped(run_groups(jobs, run.setting(step), run.screen.advance))
-        admitted, refused = run.admit(groups)
-        batch = run.batch(admitted)
+            filled = await run.until_stopped(run.fill(step))
+        batch = run.batch(filled.admitted)
     with run.indivisible():
         with clock("update"):
-            learned = run.learner.step(batch) if batch.tokens else {}
+            learned = await run.learn(batch)
         with clock("publish"):
-            await run.engine.update(run.learner.weights())
-        run.count(step, groups)
+            await run.publish()
+        run.count(step, filled.tried)
         held_out = await measured(run, step)
-        metrics = health.step_metrics(groups, refused=refused, learned=learned, held_out=held_out, seconds=clock.spent)
+        metrics = run.about(filled) | health.step_metrics(
+            filled.tried, refused=filled.refused, learned=learned, held_out=held_out, seconds=clock.spent
+        )
         # An engine that lost patience with an episode stepped without it: this step will not repeat bit for bit.
         metrics["engine.stalls"] = getattr(run.engine, "stalls", 0) - stalls
-        run.record(step, groups, metrics)
+        run.record(step, filled.tried, metrics)
     if run.due(run.recipe.checkpoint.every):
         run.save()
 

@@ -204,14 +204,18 @@ class BatchTable(_Table):
 
 
 class LearnerTable(_Table):
-    """``[learner]``: AdamW. *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses."""
+    """``[learner]``: AdamW. *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
+
+    *float32_head* computes logits in float32 also where *precision* is not; a row may ask for it too.
+    """
 
     lr: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[float, ...], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    precision: Literal["float32", "bf16"] = "float32"
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    float32_head: bool = False
     token_budget: int | None = Field(default=None, ge=1)
     checkpoint_activations: bool = False
 
@@ -260,10 +264,17 @@ class RolloutsTable(_Table):
 
 
 class StopTable(_Table):
-    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes*."""
+    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes* in all.
+
+    *samples* and *tokens* are what training sampled, *seconds* what its rollouts and updates took, without measuring:
+    the budgets of `quintain compare`. The step that passes one is the last.
+    """
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
     minutes: float | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    seconds: float | None = Field(default=None, gt=0)
 
 
 class Recipe(_Table):

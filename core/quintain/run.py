@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
@@ -12,21 +11,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import health
+from .alarms import Watch
 from .algorithm import Candidate, Row
 from .checkpoint import Checkpoint, Keeper, generators, restore_generators
 from .curriculum import Curriculum
 from .engine import TokenEngine
 from .environment import Environment
 from .episodes import Job, Setting
-from .errors import RunError
 from .evaluate import Evaluation, evaluate
+from .filling import Filled, fill
 from .learning.batch import Batch, Sample
 from .plugins.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
+from .publishing import Publisher
 from .recipe import Recipe
+from .replay import Replays
 from .report.screen import Screen
-from .rollout import Group, Rollout
-from .services import states
+from .rollout import EndingKind, Group, Rollout
+from .services import held_back, states
 from .store import RunFolder
+from .transcript import Source
 
 if TYPE_CHECKING:
     from .learning.learner import Learner
@@ -95,12 +98,17 @@ class Run:
     hooks: Hooks
     screen: Screen
     keeper: Keeper
+    publisher: Publisher
+    replays: Replays = field(default_factory=Replays)
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     at: Standing = field(default_factory=Standing)
+    watch: Watch = field(default_factory=Watch)
     whole: bool = True
     """False between an update and its record: a checkpoint then would hold half a step."""
     undone: dict[str, Any] | None = None
-    """What services held before a step that was given up; a checkpoint takes this instead of what they hold now."""
+    """What curriculum and services held before a step that was given up; a checkpoint takes this instead of what they
+    hold now.
+    """
 
     @property
     def clock(self) -> Clock:
@@ -121,33 +129,62 @@ class Run:
             return True
         if limit.minutes is not None and sum(self.at.seconds.values()) >= 60 * limit.minutes:
             return True
+        trained = sum(self.at.seconds.get(phase, 0.0) for phase in ("rollouts", "update", "publish"))
+        used = ((limit.samples, self.at.samples), (limit.tokens, self.at.tokens), (limit.seconds, trained))
+        if any(most is not None and amount >= most for most, amount in used):
+            return True
         return self.at.step >= self.recipe.run.steps
 
     def due(self, every: int) -> bool:
         """Whether what happens *every* so many steps happens after this one; 0 is never."""
         return every > 0 and self.at.step % every == 0
 
-    def jobs(self, step: int) -> list[Job]:
-        """What the curriculum wants tried."""
-        batch = self.recipe.batch
-        self.screen.phase(f"step {step}: rollouts", batch.groups * batch.members)
-        return [
-            Job(
-                environment=self.environments[pick.environment],
-                task=pick.task,
-                members=batch.members,
-                name=self.recipe.environments[pick.environment].use,
-                index=(step - 1) * batch.groups + i,
-                visit=pick.visit,
-            )
-            for i, pick in enumerate(self.curriculum.pick(batch.groups))
-        ]
+    async def fill(self, step: int) -> Filled:
+        """Try tasks until the batch is full, or as the row's plan says. Failed members leave; they are never zeros.
+
+        Raises:
+            RunError: every episode failed, for reasons of ours, or there are no tasks.
+        """
+        batch, plan = self.recipe.batch, self.row.plan
+
+        def show(number: int, groups: int) -> None:
+            which = f", round {number}" if number > 1 else ""
+            total = None if plan.refill == "active" else groups * batch.members
+            self.screen.phase(f"step {step}: rollouts{which}", total)
+
+        filled = await fill(
+            plan,
+            batch.groups,
+            self.setting(step),
+            draw=self._draw,
+            refusal=self._refusal,
+            on_round=show,
+            on_rollout=self.screen.advance,
+        )
+        self._count_failures(filled.tried)
+        if filled.cause:
+            found = f"{len(filled.admitted)} of {batch.groups} groups were admitted"
+            self.screen.note(f"step {step}: {found}, the step goes on with them: {filled.cause}")
+        for line in self.curriculum.notices():
+            self.screen.note(f"step {step}: {line}")
+        return filled
+
+    def _draw(self) -> Job:
+        (pick,) = self.curriculum.pick(1)
+        return Job(
+            environment=self.environments[pick.environment],
+            task=pick.task,
+            members=self.recipe.batch.members,
+            name=self.recipe.environments[pick.environment].use,
+            index=pick.index,
+            visit=pick.visit,
+        )
 
     def setting(self, step: int) -> Setting:
         """What all episodes of the step share."""
         return Setting(
             engine=self.engine,
-            how=self.recipe.sampling.how(),
+            how=self.recipe.sampling.how().but(prune=self.row.prune, interrupt=self.row.plan.interrupt),
             services=self.services,
             run_seed=self.recipe.run.seed,
             step=step,
@@ -158,23 +195,6 @@ class Run:
     @property
     def _concurrency(self) -> int:
         return self.recipe.batch.concurrency or self.engine.concurrency or Setting.concurrency
-
-    def admit(self, groups: Sequence[AnyGroup]) -> tuple[list[AnyGroup], Counter[str]]:
-        """The groups to learn from, and why others are refused. Failed members have left them; they are never zeros.
-
-        Raises:
-            RunError: every episode failed, for reasons of ours.
-        """
-        self._count_failures(groups)
-        admitted: list[AnyGroup] = []
-        refused: Counter[str] = Counter()
-        for group in groups:
-            reason = self._refusal(group)
-            if reason:
-                refused[reason] += 1
-            else:
-                admitted.append(group)
-        return admitted, refused
 
     def _refusal(self, group: AnyGroup) -> str:
         valid = group.valid
@@ -190,9 +210,6 @@ class Run:
             self.at.failures[kind] = self.at.failures.get(kind, 0) + count
             if self.at.failures[kind] == count:
                 self.screen.warn(f"{count} episodes failed and were left out: {kind}")
-        if failed and not any(g.valid for g in groups):
-            reason, count = failed.most_common(1)[0]
-            raise RunError(f"all {failed.total()} episodes of the step failed, {count} of them with {reason}")
 
     def batch(self, groups: Sequence[AnyGroup]) -> Batch:
         """What the learner sees: one sample per valid rollout and seat; a group's seats are compared each among
@@ -200,6 +217,7 @@ class Run:
         """
         numbers: dict[tuple[int, str], int] = {}
         samples: list[Sample] = []
+        played: list[Rollout[Any, Any]] = []
         for group in groups:
             for r in group.valid:
                 for seat, transcript in r.transcripts.items():
@@ -207,44 +225,69 @@ class Run:
                     number = numbers.setdefault((group.index, seat), len(numbers))
                     if sequences:
                         samples.append(_sample(r, seat, sequences, number))
+                        played.append(r)
+        self.replays.take(played, self.setting(self.at.step + 1))
         how = self.recipe.sampling
         return Batch(
             samples=tuple(samples), temperature=how.temperature, max_tokens=how.max_tokens or self.engine.context
         )
 
+    async def learn(self, batch: Batch) -> dict[str, float]:
+        """One step of the learner; nothing where no token trains."""
+        if not batch.tokens:
+            return {}
+        prepared = self.learner.prepare(batch)
+        return self.learner.step(prepared, advantages=await self.learner.assess(prepared))
+
+    async def publish(self) -> None:
+        """Bring the learner's weights to the engine, as late as the row's plan says."""
+        await self.publisher.publish(self.learner.weights())
+
+    def about(self, filled: Filled) -> dict[str, Any]:
+        """Metrics of what the row's plan did."""
+        plan, valid = self.row.plan, [r for g in filled.tried for r in g.valid]
+        found: dict[str, Any] = {**self.curriculum.metrics()}
+        if plan.refill != "none":
+            found |= filled.metrics()
+        if plan.interrupt is not None and valid:
+            found["interrupted"] = sum(map(_interrupted, valid)) / len(valid)
+        return found
+
     def count(self, step: int, groups: Sequence[AnyGroup]) -> None:
         """The step is complete."""
         self.at.step = step
+        self.curriculum.record({g.index: health.success_of(g) for g in groups})
         self.at.samples += sum(len(g.rollouts) for g in groups)
         self.at.tokens += sum(r.tokens for g in groups for r in g.rollouts)
 
     async def hold_out(self, split: str, tasks: int | None) -> dict[str, Any]:
-        """Metrics of the policy on held-out tasks of all environments."""
-        table = self.recipe.evaluation
-        results: list[Evaluation] = []
+        """Metrics of the policy as it is now on held-out tasks of all environments."""
         with self.clock("evaluation"):
-            for environment, row in zip(self.environments, self.recipe.environments, strict=True):
-                self.screen.phase(f"held-out tasks of {row.use} ({split})", tasks and tasks * table.samples)
-                work = evaluate(
-                    environment,
-                    self.engine,
-                    name=row.use,
-                    split=split,
-                    tasks=tasks,
-                    samples=table.samples,
-                    how=table.how(self.recipe.sampling),
-                    services=self.services,
-                    concurrency=self._concurrency,
-                    seed=self.recipe.run.seed,
-                    progress=self.screen.advance,
-                )
-                result = await work
-                results.append(result)
-                metrics = health.evaluation_metrics(result)
-                self.hooks.emit(EvaluationEnd(step=self.at.step, environment=row.use, split=split, metrics=metrics))
+            async with self.publisher.newest(self.learner.weights()):
+                results = [await self._hold_out(i, split, tasks) for i in range(len(self.environments))]
         found = health.held_out(results, [row.weight for row in self.recipe.environments])
         self.at.accuracy, self.at.measured = found["accuracy"], self.at.step
         return found
+
+    async def _hold_out(self, at: int, split: str, tasks: int | None) -> Evaluation:
+        table, row = self.recipe.evaluation, self.recipe.environments[at]
+        self.screen.phase(f"held-out tasks of {row.use} ({split})", tasks and tasks * table.samples)
+        result = await evaluate(
+            self.environments[at],
+            self.engine,
+            name=row.use,
+            split=split,
+            tasks=tasks,
+            samples=table.samples,
+            how=table.how(self.recipe.sampling).but(interrupt=self.row.plan.interrupt),
+            services=self.services,
+            concurrency=self._concurrency,
+            seed=self.recipe.run.seed,
+            progress=self.screen.advance,
+        )
+        metrics = health.evaluation_metrics(result)
+        self.hooks.emit(EvaluationEnd(step=self.at.step, environment=row.use, split=split, metrics=metrics))
+        return result
 
     async def final(self, when: str) -> dict[str, Any]:
         """The measurement that is reported: once before training, once after."""
@@ -258,7 +301,9 @@ class Run:
         return found
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
-        """Put the step on disk, then tell the hooks and the screen."""
+        """Put the step on disk, with the names of the alarms that are on; then tell the hooks and the screen."""
+        alarms = self.watch.see({"step": step, **metrics})
+        metrics = {**metrics, "alarms": list(alarms.active)}
         with self.clock("record"):
             keep = self.recipe.rollouts.keep
             if keep != "none":
@@ -267,6 +312,7 @@ class Run:
             self.folder.append({"step": step, **metrics})
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
         self.screen.step(step, metrics)
+        self.screen.alarms(alarms, metrics)
 
     def save(self) -> None:
         """A checkpoint of the last complete step, unless there is one."""
@@ -278,9 +324,9 @@ class Run:
         with self.clock("checkpoint"):
             state = {
                 "standing": vars(self.at),
-                "curriculum": self.curriculum.state(),
-                "services": self.undone if self.undone is not None else states(self.services),
                 "version": self.engine.version,
+                "published": self.publisher.state(),
+                **(self.undone or {"curriculum": self.curriculum.state(), "services": states(self.services)}),
             }
             path = self.keeper.save(self.at.step, learner=self.learner, state=state, best=better)
         self.hooks.emit(CheckpointSaved(step=self.at.step, path=str(path.absolute()), best=better))
@@ -290,18 +336,19 @@ class Run:
         state = checkpoint.restore(self.learner)
         self.at = Standing(**state["standing"])
         self.curriculum.restore(state["curriculum"])
+        self.publisher.restore(state["published"])
         self.folder.truncate_after(self.at.step)
+        self.watch = Watch(self.folder.metrics())
 
     @contextmanager
     def undone_unless_complete(self) -> Iterator[None]:
         """If the block is left by an error, all that a checkpoint holds stands as if it had not begun."""
-        before, held = self.curriculum.state(), copy.deepcopy(states(self.services))
+        before = {"curriculum": self.curriculum.state(), "services": held_back(states(self.services))}
         drawn = generators()
         try:
             yield
         except BaseException:
-            self.curriculum.restore(before)
-            self.undone = held
+            self.undone = before
             restore_generators(drawn)
             raise
 
@@ -363,10 +410,27 @@ def _candidate(group: AnyGroup, seat: str) -> Candidate:
 
 
 def _sample(rollout: Rollout[Any, Any], seat: str, sequences: Any, group: int) -> Sample:
+    turns = tuple(turn.tokens for turn in rollout.turns if turn.seat == seat and turn.tokens)
+    known = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
         sequences=sequences,
         verdict=rollout.verdict.of_seat(seat) if rollout.verdict else 0.0,
         shaping=rollout.shaping.of_seat(seat) if rollout.shaping else 0.0,
         group=group,
         environment=rollout.environment,
+        truncated=rollout.ending.kind is EndingKind.TRUNCATED,
+        turns=turns if known else (),
+        turn_scores=_turn_scores(rollout, seat, len(turns)) if known else (),
     )
+
+
+def _interrupted(rollout: Rollout[Any, Any]) -> bool:
+    return any(Source.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)
+
+
+def _turn_scores(rollout: Rollout[Any, Any], seat: str, turns: int) -> tuple[float, ...]:
+    """What single turns of a seat were given, verdict and shaping added up; nothing where seats score apart."""
+    scores = [s for s in (rollout.verdict, rollout.shaping) if s is not None and s.turns and seat not in s.seats]
+    if seat or not scores or any(len(s.turns) > turns for s in scores):
+        return ()
+    return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))

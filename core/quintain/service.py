@@ -28,7 +28,9 @@ class Service(ABC):  # noqa: B024 - all of it has defaults
         """Stop. Called once, also after a failure."""
 
     def state(self) -> Mapping[str, Any]:
-        """Plain data that goes into every checkpoint."""
+        """Plain data and tensors that go into every checkpoint. Tensors may be live, for they are not copied: they must
+        not change while episodes run, so that a step that is given up then leaves them as they were.
+        """
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to restore by default

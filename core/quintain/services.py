@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
@@ -103,3 +104,12 @@ def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What a checkpoint keeps of each service; nothing for those without state."""
     found = {slot: dict(s.state()) for slot, s in services.items() if isinstance(s, Service)}
     return {slot: state for slot, state in found.items() if state}
+
+
+def held_back(state: Any) -> Any:
+    """A copy of plain data that later changes do not reach; tensors are shared, see `Service.state`."""
+    if isinstance(state, Mapping):
+        return {key: held_back(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return [held_back(value) for value in state]
+    return state if hasattr(state, "element_size") else copy.deepcopy(state)

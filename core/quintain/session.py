@@ -12,7 +12,8 @@ from typing import Any
 from .agent import Agent, Endpoint, Limits
 from .chat.bridge import Conversation, stops
 from .chat.formats import Parsed, parse
-from .engine import Engine, Reply, Sampled, Sampling, TokenEngine
+from .chat.interruption import speak
+from .engine import Engine, Reply, Sampling, TokenEngine
 from .errors import EnvironmentFault, LimitReached, PolicyFault, UsageError
 from .rollout import Turn
 from .task import Message, ToolCall, messages_of
@@ -153,7 +154,7 @@ class Session(Agent):
         ledger = self._ledger
         how = ledger.how.but(seed=derived_seed(ledger.seed, self._name, self._turns))
         if not self.trains:
-            return how
+            return how.but(interrupt=None)
         if ledger.limits.turns is not None and ledger.taken >= ledger.limits.turns:
             raise LimitReached("turns", f"all {ledger.limits.turns} turns are taken")
         if ledger.limits.tokens is None:
@@ -177,9 +178,9 @@ class Session(Agent):
             if self._turns:
                 raise LimitReached("context", message)
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
-        sampled: Sampled = await engine.sample(ids, stops(engine.codec, how))
-        text = self._conversation.said(sampled)
-        return self._made(text, parse(text, tools=bool(tools)), sampled.finish, len(sampled.ids))
+        said = await speak(engine, ids, stops(engine.codec, how))
+        text = self._conversation.said(*said)
+        return self._made(text, parse(text, tools=bool(tools)), said.whole.finish, said.tokens)
 
     async def _replied(self, tools: Sequence[Tool], how: Sampling) -> Turn:
         self._pending.clear()

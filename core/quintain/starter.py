@@ -28,6 +28,8 @@ from .errors import StorageError, UsageError
 from .evaluate import evaluate, tasks_of
 from .learning.learner import Learner
 from .model.codec import HFCodec
+from .model.layers import fuse_storage
+from .model.load import LoadedModel, as_device
 from .plugins.binding import bind
 from .seedling import CONTEXT, build_model, build_tokenizer
 from .services import opened
@@ -221,11 +223,9 @@ def _planted(
     model: Mapping[str, Any],
 ) -> _Plant:
     from .engines.embedded import EmbeddedEngine
-    from .model.layers import fuse_storage
 
-    module: Any = build_model(seed, **model)
-    fuse_storage(module)
-    codec = HFCodec(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
+    made = fresh(seed, **model)
+    module, codec = made.module, made.codec
     engine = EmbeddedEngine.sharing(module, codec, slots=SLOTS)
     return _Plant(
         learner=Learner(module, lr=lr, warmup_steps=warmup_steps, betas=(0.9, 0.98)),
@@ -237,6 +237,14 @@ def _planted(
         tasks=[_some_tasks(e, tasks) for e in environments],
         lr=lr,
     )
+
+
+def fresh(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
+    """The default model before it learned anything; *sizes* as for `quintain.seedling.build_model`."""
+    module: Any = build_model(seed, **sizes)
+    codec = HFCodec(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
+    module.to(as_device(device))
+    return LoadedModel(module=module, codec=codec, path="default", context=CONTEXT, fused=fuse_storage(module))
 
 
 async def _trained(

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,16 @@ import pytest
 from quintain.engine import Sampling
 from quintain.errors import UsageError
 from quintain.evaluate import Evaluation
-from quintain.health import evaluation_metrics, held_out, step_metrics
+from quintain.health import BINS, confidence, evaluation_metrics, held_out, step_metrics
 from quintain.report.curves import draw, picture
 from quintain.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
 from quintain.store import RunFolder, plain
 from quintain.task import Task
+from quintain.transcript import Branch, Source, Transcript
+
+from .everything import played, settings
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 
 
 def rollout(verdict: float | None = 1.0, tokens: int = 4, **fields: Any) -> Rollout[Task, None]:
@@ -111,6 +120,70 @@ def test_the_learner_speaks_for_itself_without_hiding_our_counts() -> None:
     assert m["learner.seconds"] == 7
 
 
+def test_speed_of_the_update_is_that_of_the_tokens_that_train() -> None:
+    m = step_metrics([group(rollout(tokens=3))], learned={"tokens": 90.0, "seconds": 2.0}, seconds={"rollouts": 1.0})
+    assert (m["tokens_per_second"], m["learner.tokens_per_second"]) == (3, 45)
+    assert "learner.tokens_per_second" not in step_metrics([group(rollout())], learned={"tokens": 90.0})
+
+
+def said(*logps: float, right: bool = True, prompt: int = 2) -> Rollout[Task, None]:
+    """A rollout whose tokens were sampled with *logps*, after a prompt."""
+    branch = Branch(
+        ids=tuple(range(prompt + len(logps))),
+        sources=(int(Source.PROMPT),) * prompt + (int(Source.MODEL),) * len(logps),
+        logps=(0.0,) * prompt + logps,
+        versions=(-1,) * prompt + (0,) * len(logps),
+    )
+    return rollout(float(right)).but(transcripts={"": Transcript(branches=(branch,))})
+
+
+def test_confidence_is_the_geometric_mean_probability() -> None:
+    """Of the answer's own tokens; the entropy estimate weighs all tokens alike."""
+    m = confidence([said(math.log(0.5), math.log(0.125)), said(math.log(0.81), right=False), said(), rollout()])
+    assert m["calibration.confidence"] == pytest.approx((0.25 + 0.81) / 2)
+    assert m["entropy.sampled"] == pytest.approx(-math.log(0.5 * 0.125 * 0.81) / 3)
+    assert m["calibration.error"] == pytest.approx(0.75 / 2 + 0.81 / 2)
+    assert confidence([said(), rollout()]) == {}
+
+
+def test_calibration_error_against_its_definition() -> None:
+    """Equation 3 of Guo et al., bin by bin; 0 where every bin is right as often as it is sure."""
+    draw = random.Random(0)
+    sure = [draw.random() for _ in range(300)] + [1.0]
+    right = [draw.random() < p * p for p in sure]
+    want = 0.0
+    for b in range(BINS):
+        held = [i for i, p in enumerate(sure) if b / BINS <= p < (b + 1) / BINS or (b == BINS - 1 and p == 1.0)]
+        gap = sum(sure[i] for i in held) / len(held) - sum(right[i] for i in held) / len(held)
+        want += len(held) / len(sure) * abs(gap)
+    answers = [said(math.log(p), right=r) for p, r in zip(sure, right, strict=True)]
+    assert confidence(answers)["calibration.error"] == pytest.approx(want, abs=1e-12)
+    assert want > 0.1
+
+    perfect = [said(math.log(0.75), right=i < 3) for i in range(4)]
+    assert confidence(perfect)["calibration.error"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_a_token_of_a_later_branch_counts_once() -> None:
+    """Branches share their prefix by reference; what was sampled there is in one of them only."""
+    first = said(-1.0, -2.0).transcripts[""].branches[0]
+    later = Branch(parent=0, fork=3, ids=(7,), sources=(int(Source.MODEL),), logps=(-6.0,), versions=(0,))
+    both = rollout().but(transcripts={"": Transcript(branches=(first, later))})
+    assert confidence([both])["entropy.sampled"] == pytest.approx(3.0)
+
+
+def test_pass_at_k_is_there_where_tasks_were_sampled_several_times() -> None:
+    one = [group(rollout(1.0), rollout(0.0)), group(rollout(0.0), rollout(0.0))]
+    a = replace(evaluation(*one), samples=2, ks=(1, 2))
+    b = replace(evaluation(group(rollout(1.0), rollout(1.0)), environment="b"), samples=2, ks=(1, 2))
+    alone, both = held_out([a], [1.0]), held_out([a, b], [3.0, 1.0])
+    assert (alone["accuracy"], alone["pass@2"]) == (0.25, 0.5)
+    assert both["pass@2"] == pytest.approx(0.75 * 0.5 + 0.25 * 1.0)
+    assert not [name for name in held_out([evaluation(*one)], [1.0]) if name.startswith("pass@")]
+    few = replace(evaluation(group(rollout(1.0), failure())), samples=2, ks=(1, 2))
+    assert "pass@2" not in held_out([a, few], [1.0, 1.0])
+
+
 def test_environments_are_told_apart_where_there_are_several() -> None:
     m = step_metrics([group(rollout(1.0)), group(rollout(0.0), environment="b")])
     assert (m["environment.a.success"], m["environment.b.success"]) == (1, 0)
@@ -166,3 +239,26 @@ def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
         assert path.read_bytes().startswith(b"\x89PNG")
     assert picture([{"step": 1}]).startswith(b"\x89PNG")
     assert picture([{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "success": None}]).startswith(b"\x89PNG")
+
+
+def documented() -> set[str]:
+    """The names in the first column of the tables of the page."""
+    rows = re.findall(r"^\| (`[^|]*) \|", PAGE.read_text(encoding="utf-8"), re.M)
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def pattern(name: str) -> re.Pattern[str]:
+    """What a documented name stands for: ``<x>`` is anything."""
+    return re.compile(re.sub(r"<\w+>", "[^ ]+", name.replace(".", r"\.")))
+
+
+def test_every_metric_is_documented_and_every_documented_one_is_written(tmp_path: Path) -> None:
+    """A run with all there is, held against the page, both ways."""
+    records, _, _ = played(tmp_path / "run", settings())
+    written = {name for record in records for name in record}
+    names = documented()
+    exact, patterns = {n for n in names if "<" not in n}, {n for n in names if "<" in n}
+
+    assert not exact - written
+    assert not {n for n in written - exact if not any(pattern(p).fullmatch(n) for p in patterns)}
+    assert not {p for p in patterns if not any(pattern(p).fullmatch(n) for n in written - exact)}

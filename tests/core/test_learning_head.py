@@ -105,3 +105,132 @@ def test_no_tensor_of_all_logits_is_made() -> None:
     assert largest <= max(chunk * v, v * d, n * d)
     assert largest < n * v / 5
     assert math.isfinite(float(hidden.grad.sum()))  # type: ignore[union-attr]
+
+
+# pruning, likeliest tokens
+
+
+def masked(
+    hidden: Tensor, weight: Tensor, target: Tensor, prune: float, temperature: float = 0.8
+) -> tuple[Tensor, Tensor]:
+    """Log-probs over what is left, with -inf elsewhere, and what is left, [N, V]; by autograd's own softmax."""
+    logits = (hidden @ weight.t()) / temperature
+    prob = logits.detach().softmax(-1)
+    kept = prob >= prune * prob.amax(-1, keepdim=True)
+    kept[torch.arange(len(target)), target] = True
+    return logits.masked_fill(~kept, -math.inf).log_softmax(-1), kept
+
+
+def masked_statistics(logp: Tensor, kept: Tensor, target: Tensor) -> tuple[Tensor, ...]:
+    finite = logp.masked_fill(~kept, 0.0)
+    prob = logp.exp()
+    chosen = logp.gather(1, target[:, None])[:, 0]
+    return chosen, -(prob * finite).sum(1), prob.square().sum(1), finite.sum(1) / kept.sum(1)
+
+
+def bits(safe: Tensor, vocab: int) -> Tensor:
+    """[N, V] from bytes, the lowest bit first."""
+    return torch.stack([(safe[:, v // 8] >> (v % 8)) & 1 for v in range(vocab)], 1).bool()
+
+
+@pytest.mark.parametrize("vocab", [5, 8, 11, 16, 17])
+@pytest.mark.parametrize("prune", [1e-9, 0.05, 0.3, 0.999])
+def test_pruned_statistics_equal_a_masked_softmax_with_gradients(vocab: int, prune: float) -> None:
+    hidden, weight, target = case(n=9, v=vocab, seed=vocab)
+    logp, kept = masked(hidden, weight, target, prune)
+    want = masked_statistics(logp, kept, target)
+    mix = torch.randn(4, 9, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    wanted = torch.autograd.grad((torch.stack(want) * mix).sum(), (hidden, weight))
+    for chunk in (1, 4, 100):
+        found = statistics(hidden, weight, target, temperature=0.8, prune=prune, chunk=chunk)
+        assert found.safe is not None
+        assert found.safe.shape == (9, -(-vocab // 8))
+        assert torch.equal(bits(found.safe, vocab), kept)
+        got = (found.logp, found.entropy, found.square, found.mean_logp)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+        grads = torch.autograd.grad((torch.stack(got) * mix).sum(), (hidden, weight))
+        for a, b in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("alone", range(4))
+def test_each_pruned_statistic_alone_has_its_gradient(alone: int) -> None:
+    """The backward pass takes other ways where only some of them are wanted."""
+    hidden, weight, target = case(n=5, v=11)
+    logp, kept = masked(hidden, weight, target, 0.2)
+    want = torch.autograd.grad(masked_statistics(logp, kept, target)[alone].sum(), (hidden, weight))
+    found = statistics(hidden, weight, target, temperature=0.8, prune=0.2, chunk=2)
+    one = (found.logp, found.entropy, found.square, found.mean_logp)[alone]
+    for a, b in zip(torch.autograd.grad(one.sum(), (hidden, weight)), want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_gradcheck_under_a_frozen_vocabulary() -> None:
+    """Chosen under other weights; asked ids that are left out have log-prob -inf and no gradient."""
+    hidden, weight, target = case(n=4, d=3, v=11)
+    before, _, _ = case(n=4, d=3, v=11, seed=5)
+    safe = statistics(before.detach(), weight.detach(), target, prune=0.3).safe
+    assert safe is not None
+    kept = bits(safe, 11)
+    assert 4 < int(kept.sum()) < 40
+    inside = torch.stack([row.nonzero()[:, 0][[0, -1]] for row in kept])
+
+    def run(hidden: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        s = statistics(hidden, weight, target, temperature=0.8, chunk=3, asked_NK=inside, prune=0.3, safe=safe)
+        assert s.asked_logp is not None
+        assert s.safe is not None and torch.equal(s.safe, safe)
+        return s.logp, s.entropy, s.square, s.mean_logp, s.asked_logp
+
+    assert torch.autograd.gradcheck(run, (hidden, weight))
+    outside = torch.stack([(~row).nonzero()[:1, 0] for row in kept])
+    left_out = statistics(hidden, weight, target, asked_NK=outside, prune=0.3, safe=safe).asked_logp
+    assert left_out is not None
+    assert (left_out == -math.inf).all()
+    grads = torch.autograd.grad(left_out.exp().sum(), (hidden, weight))
+    assert not any(g.any() for g in grads)
+
+
+def test_pruning_nothing_changes_nothing() -> None:
+    """A share of 0 keeps no bits; one far below all probabilities keeps all tokens."""
+    hidden, weight, target = case()
+    plain, all_kept = statistics(hidden, weight, target), statistics(hidden, weight, target, prune=1e-300)
+    assert plain.safe is None
+    assert all_kept.safe is not None and bits(all_kept.safe, 11).all()
+    for name in ("logp", "entropy", "square", "mean_logp"):
+        assert torch.equal(getattr(plain, name), getattr(all_kept, name))
+
+
+@pytest.mark.parametrize("prune", [0.0, 0.2])
+@pytest.mark.parametrize("top", [1, 3, 11, 50])
+def test_likeliest_tokens(top: int, prune: float) -> None:
+    """In order, with their log-probs; all where more are asked for than there are; without gradient."""
+    hidden, weight, target = case(n=7, v=11)
+    logp, _ = masked(hidden, weight, target, prune)
+    want = logp.detach().topk(min(top, 11), dim=1)
+    for chunk in (2, 100):
+        found = statistics(hidden, weight, target, temperature=0.8, top=top, prune=prune, chunk=chunk)
+        assert found.top_logp is not None and found.top_ids is not None
+        torch.testing.assert_close(found.top_logp, want.values)
+        real = want.values.isfinite()
+        assert torch.equal(found.top_ids[real], want.indices[real])
+        assert not found.top_logp.requires_grad
+    assert statistics(hidden, weight, target).top_ids is None
+
+
+def test_sampler_and_scorer_leave_out_the_same_tokens() -> None:
+    """The sampler's log-prob of a token, which it may draw, is the scorer's under the same share and temperature."""
+    from quintain.engine import Sampling
+    from quintain.engines.sampler import Sampler
+
+    hidden, weight, _ = case(n=60, v=11)
+    hows = [Sampling(temperature=0.8, prune=0.2)] * 60
+    uniforms = torch.linspace(0, 1 - 1e-9, 60, dtype=torch.float64)
+    ids, logp = Sampler(hows, hidden.device).pick((hidden @ weight.t()).detach(), uniforms)
+    found = statistics(hidden, weight, ids, temperature=0.8, prune=0.2)
+    torch.testing.assert_close(found.logp, logp)
+    _, kept = masked(hidden, weight, ids, 0.2)
+    assert 0.1 < kept.double().mean() < 0.9
+    plain = statistics(hidden, weight, ids, temperature=0.8)
+    assert (found.logp >= plain.logp - 1e-12).all()
+    assert (found.logp > plain.logp + 1e-3).any()

@@ -19,7 +19,9 @@ from quintain.transcript import TrainingSequence
 from . import batches
 from .models import tiny_model
 
-ROWS = [*PRESETS.values(), PRESETS["grpo"].but(name="grpo+tis", correction="tis", aggregation="prompt")]
+GRPO = PRESETS["grpo"]
+ROWS = [GRPO, PRESETS["rloo"], GRPO.but(name="grpo+tis", correction="tis", aggregation="prompt")]
+"""Three kinds of rows; `test_invariances` has all."""
 EXACT = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -74,8 +76,8 @@ def test_ratio_is_exactly_one_on_the_first_pass_whatever_the_row() -> None:
     batch = batches.batch()
     learner = Learner(tiny_model("qwen3"), PRESETS["dr_grpo"], token_budget=30)
     metrics = learner.step(batch)
-    assert metrics["ratio_min"] == metrics["ratio_max"] == metrics["ratio_mean"] == 1.0
-    assert metrics["clip_low"] == metrics["clip_high"] == 0.0
+    assert metrics["ratio.min"] == metrics["ratio.max"] == metrics["ratio.mean"] == 1.0
+    assert metrics["clip.low"] == metrics["clip.high"] == 0.0
     plain = PRESETS["dr_grpo"].but(objective="policy_gradient")
     assert torch.equal(gradient(batch, PRESETS["dr_grpo"]), gradient(batch, plain))
 
@@ -86,7 +88,7 @@ def test_later_minibatches_have_a_ratio_and_prox_stays_frozen() -> None:
     learner = Learner(tiny_model("qwen3"), row, lr=3e-3)
     metrics = learner.step(batch)
     assert metrics["updates"] == 4
-    assert metrics["ratio_min"] < 0.95 < 1.05 < metrics["ratio_max"]
+    assert metrics["ratio.min"] < 0.95 < 1.05 < metrics["ratio.max"]
     assert learner.version == 1
 
 
@@ -170,8 +172,8 @@ def test_reference_stays_and_costs_nothing_without_kl() -> None:
     before = copy.deepcopy(module.state_dict())
     learner = Learner(module, PRESETS["grpo"], lr=1e-2)
     batch = batches.batch()
-    assert learner.step(batch)["kl"] == 0.0
-    assert learner.step(batch)["kl"] > 0.0
+    assert learner.step(batch)["kl.ref.k3"] == 0.0
+    assert learner.step(batch)["kl.ref.k3"] > 0.0
     kept = learner.state_dict()["reference"]
     assert all(torch.equal(before[name], kept[name]) for name in before)
     assert "reference" not in Learner(module, PRESETS["rloo"]).state_dict()
@@ -218,7 +220,7 @@ def test_adapters_train_alone_and_merge() -> None:
     batch = batches.batch()
     learner.step(batch)
     after = learner.step(batch)
-    assert after["kl"] > 0
+    assert after["kl.ref.k3"] > 0
     torch.testing.assert_close(learner.logprobs(batch, policy="ref"), Learner(tiny_model("qwen3")).logprobs(batch))
     merged = learner.weights().tensors()
     assert set(merged) == names
@@ -258,9 +260,9 @@ def test_mismatch_is_measured_against_the_sampler() -> None:
         replaced = tuple(logps.pop(0) + 0.25 if m else 0.0 for m in row.mask)
         samples.append(replace(sample, sequences=(replace(row, logps=replaced),)))
     metrics = Learner(module, PRESETS["rloo"].but(correction="tis")).step(replace(batch, samples=tuple(samples)))
-    assert metrics["mismatch_mean"] == pytest.approx(0.25, abs=1e-4)
-    assert metrics["mismatch_max"] == pytest.approx(0.25, abs=1e-4)
-    assert metrics["correction"] == pytest.approx(0.7788, abs=1e-3)
+    assert metrics["mismatch.mean"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["mismatch.max"] == pytest.approx(0.25, abs=1e-4)
+    assert metrics["correction.mean"] == pytest.approx(0.7788, abs=1e-3)
 
 
 def test_warm_up_and_clipping() -> None:
@@ -306,6 +308,16 @@ def test_advantages_may_come_from_outside() -> None:
         Learner(module, PRESETS["rloo"], lr=0.0, max_grad_norm=0.0).step(batch, advantages=given)
         grads.append(torch.cat([p.grad.flatten() for p in module.parameters()]))
     assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("given", [[1.0], [0.0] * 4, torch.zeros(4), torch.zeros(3, 1)])
+def test_advantages_of_another_length_are_refused(given: Any) -> None:
+    """Three samples; one value too many would otherwise go unseen, and a list is never per token."""
+    batch = batches.batch(groups=1, members=3)
+    learner = Learner(tiny_model("qwen3"), PRESETS["rloo"])
+    for values in (given, [0.0] * batch.tokens):
+        with pytest.raises(UsageError, match=r"leave_one_out\(\) gave values of shape .* one per sample \(3\)"):
+            learner.step(batch, advantages=values)
 
 
 def test_a_batch_without_signal_leaves_the_weights_alone() -> None:

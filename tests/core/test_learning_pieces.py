@@ -240,16 +240,16 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
 
     @objective
-    def cispo(t: Terms, *, cap: float = 5.0) -> Tensor:
+    def heavy_tail(t: Terms, *, cap: float = 5.0) -> Tensor:
         return -t.ratio().clamp(max=cap).detach() * t.advantage * t.logp
 
     @per_group
     def ranks(rewards: list[float], *, scale: float = 1.0) -> list[float]:
         return [scale * sum(r > other for other in rewards) for r in rewards]
 
-    assert find("objective", "cispo") is cispo
+    assert find("objective", "heavy_tail") is heavy_tail
     assert "ranks" in pieces("advantage")
-    row = PRESETS["grpo"].but(objective={"use": "cispo", "cap": 2.0}, advantage={"use": "ranks", "scale": 2.0})
+    row = PRESETS["grpo"].but(objective={"use": "heavy_tail", "cap": 2.0}, advantage={"use": "ranks", "scale": 2.0})
     assert row.advantage(step([1.0, 5.0, 3.0])) == [0.0, 4.0, 2.0]
     t = terms([math.log(3), 0.0], [1.0, -1.0], prox=[0.0, 0.0])
     weighed = weighted_sum(row.but(kl={"coefficient": 0}), t, torch.ones(2, dtype=torch.float64))
@@ -259,7 +259,7 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         return t.logp
 
     with pytest.raises(PluginError, match="claimed by"):
-        objective(name="cispo")(other)
+        objective(name="heavy_tail")(other)
 
 
 def test_an_installed_piece_is_found_by_every_name_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

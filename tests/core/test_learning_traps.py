@@ -29,7 +29,7 @@ def test_prox_of_a_later_minibatch_is_from_before_the_first() -> None:
     learner = Learner(tiny_model(), PRESETS["dr_grpo"].but(minibatches=2), lr=3e-3)
     metrics = learner.step(batches.batch(groups=4))
 
-    assert 1.0 != metrics["ratio_max"]
+    assert 1.0 != metrics["ratio.max"]
 
 
 def test_the_state_of_an_advantage_is_carried() -> None:

@@ -15,7 +15,7 @@ from quintain.plugins.registry import Registry
 from quintain.reward import Reward
 from quintain.service import Service
 
-DISTRIBUTIONS = ("quintain", "quintain-env-math", "quintain-math-verify", "quintain-shaping")
+DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-env-math", "quintain-math-verify", "quintain-shaping")
 OURS = [c for c in discover() if c.distribution in DISTRIBUTIONS]
 KINDS = {"environment": Environment, "engine": Engine, "service": Service}
 INSTANCES = {"reward": (Reward,), "algorithm": (Row, Piece)}

@@ -146,6 +146,45 @@ def test_killed_anywhere_and_resumed_is_the_same_run(
     assert undisturbed == metrics(place, name)
 
 
+PLAN = """[environments.args]
+size = 40
+[algorithm]
+use = "grpo"
+[algorithm.args]
+admission = "varied"
+[algorithm.args.plan]
+refill = "active"
+attempts = 4
+order = "failures"
+retire = 0.8
+probe = 4
+keep = [0.05, 0.95]
+lag = 2
+interrupt = { low = 2, high = 5, text = ".", until = "" }
+"""
+
+
+@pytest.mark.slow
+def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(place: Path) -> None:
+    """Refill, an order that learns from outcomes, probing and a lagging sampler survive `kill -9`."""
+    text = (place / "recipe.toml").read_text().replace("letters:Letters", "babble:Babble")
+    (place / "plan.toml").write_text(text.replace('[algorithm]\nuse = "grpo"\n', PLAN))
+    finish(start(place, "train", "plan.toml", "--name", "plan-calm"))
+    draw = random.Random(7)
+    process = start(place, "train", "plan.toml", "--name", "plan-killed")
+    for _ in range(3):
+        wait_for_step(place, "plan-killed", draw.randrange(1, STEPS), process)
+        time.sleep(draw.random() * 0.3)
+        process.kill()
+        process.communicate()
+        process = start(place, "train", "--resume", "plan-killed")
+    finish(process)
+
+    found = metrics(place, "plan-calm")
+    assert found == metrics(place, "plan-killed")
+    assert sum(step["groups.refused"] for step in found[1:]) > 0
+
+
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_saves_and_the_run_goes_on(place: Path, undisturbed: list[dict[str, Any]], number: int) -> None:
     """Ctrl-C and SIGTERM end with status 130, a checkpoint and the command to go on."""

@@ -14,6 +14,7 @@ from ..engine import Reply, Sampled, Sampling, TokenEngine
 from ..task import Message
 from ..transcript import Recorder, Source, Transcript
 from .formats import parse
+from .interruption import Said
 from .template import Codec, Offsets
 
 if TYPE_CHECKING:
@@ -54,9 +55,18 @@ class Conversation:
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
 
-    def said(self, sampled: Sampled) -> str:
-        """Record a turn of the policy; its text, without what ended it."""
+    def said(self, sampled: Sampled, forced: Sequence[int] = (), then: Sampled | None = None) -> str:
+        """Record a turn of the policy; its text, without what ended it.
+
+        Args:
+            forced: what was put into its mouth after *sampled*, see `quintain.chat.interruption`.
+            then: how it went on from there.
+        """
         self._recorder.sampled(sampled)
+        if then is not None:
+            self._recorder.add(forced, [int(Source.FORCED)] * len(forced))
+            self._recorder.sampled(then)
+            sampled = Said(sampled, tuple(forced), then).whole
         self._text += self.codec.decode(sampled.ids)
         text = spoken(self.codec, sampled)
         # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was

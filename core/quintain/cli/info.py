@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import PluginError, UnknownNameError
+from ..errors import PluginError, UnknownNameError, UsageError
 from ..plugins.discovery import Component, kind_of
 from ..plugins.registry import Registry, current
 from .listing import Line, line_of
 
 if TYPE_CHECKING:
-    from ..plugins.binding import Field
+    from ..algorithm import Piece, Row
+    from ..plugins.binding import Field, Signature
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
@@ -23,22 +25,36 @@ RECIPE = {
     "engine": '[engine]\nuse = "{use}"',
     "service": '[services.SLOT]\nuse = "{use}"',
     "algorithm": '[algorithm]\nuse = "{use}"',
+    "piece": '[algorithm.args.{kind}]\nuse = "{use}"',
 }
 """How a recipe asks for a component of each kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A component's line in the listing, and what importing it told."""
+    """A component's line in the listing, and what importing it told.
+
+    Attributes:
+        fields: what a recipe can configure; of an algorithm also the arguments of its pieces, dotted.
+        needs: the services it takes.
+        row: of an algorithm that is a whole method.
+        recipe: how a recipe asks for it.
+        more: what `to_json` tells besides.
+    """
 
     line: Line
     doc: str = ""
     fields: tuple[dict[str, Any], ...] = ()
     needs: tuple[dict[str, str], ...] = ()
     controls: tuple[str, ...] = ()
+    row: Row | None = None
+    recipe: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. ``needs`` of the manifest (docker, network ...) are ``requires``; ``needs`` are the services."""
+        """Plain data. ``needs`` of the manifest (docker, network ...) are ``requires``; ``needs`` are the services. An
+        algorithm has its ``settings``, what it was ``published`` with and ``notes``, too.
+        """
         line = asdict(self.line)
         return {
             **line,
@@ -47,11 +63,13 @@ class Details:
             "fields": [{k: v for k, v in f.items() if k != "shown"} for f in self.fields],
             "needs": list(self.needs),
             "controls": list(self.controls),
+            **self.more,
         }
 
 
 def details_of(component: Component, registry: Registry) -> Details:
     """Everything known of *component*; where it cannot be imported, what its manifest says, with the error."""
+    from ..algorithm import Piece, Row
     from ..plugins.binding import signature_of
 
     line = line_of(component, registry)
@@ -61,18 +79,78 @@ def details_of(component: Component, registry: Registry) -> Details:
             return Details(line=line, doc=inspect.getdoc(loaded) or "")
         signature = signature_of(loaded)
     except PluginError as e:
-        return Details(line=_with_error(line, str(e)))
+        return Details(line=replace(line, error="\n".join(filter(None, (line.error, str(e))))))
+    if isinstance(loaded, Row):
+        return _details_of_row(loaded, _described(line, loaded), signature)
+    recipe = RECIPE.get(line.kind, "").format(use=line.name)
+    if isinstance(loaded, Piece):
+        line = replace(line, kind="algorithm")
+        use = line.name.removeprefix(f"{loaded.kind}.")
+        recipe = RECIPE["piece"].format(kind=loaded.kind, use=use)
     return Details(
         line=line,
         doc=signature.doc,
         fields=tuple(_field(f) for f in signature.fields),
-        needs=tuple({"slot": s.slot, "parameter": s.parameter, "type": s.type_name} for s in signature.needs),
+        needs=_slots(signature),
         controls=tuple(loaded.controls()) if component.kind == "environment" and hasattr(loaded, "controls") else (),
+        recipe=recipe,
     )
 
 
-def _with_error(line: Line, error: str) -> Line:
-    return Line(**{**asdict(line), "error": "\n".join(filter(None, (line.error, error)))})
+def _details_of_row(row: Row, line: Line, signature: Signature) -> Details:
+    from ..methods import settings
+    from ..plugins.binding import signature_of
+
+    needs = [need for piece in row.pieces for need in _slots(signature_of(piece))]
+    return Details(
+        line=line,
+        doc=signature.doc,
+        fields=tuple(_fields_of_row(row, signature)),
+        needs=tuple(needs),
+        row=row,
+        recipe=RECIPE["algorithm"].format(use=line.name),
+        more={"settings": settings(row), "published": dict(row.published), "notes": list(row.notes())},
+    )
+
+
+def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
+    """The row's settings, each piece and table followed by what it holds."""
+    from ..algorithm import KINDS
+    from ..methods import kl_words, settings
+    from ..plugins.binding import signature_of
+
+    plain = settings(row)
+    for f in signature.fields:
+        shown = _field(f)
+        inner: list[Field] = []
+        if f.name in KINDS:
+            piece: Piece | None = getattr(row, f.name)
+            shown |= {"default": piece and piece.name, "shown": piece.name if piece else "none"}
+            yield shown | {
+                "type": f"{f.name} piece",
+                "doc": _first_paragraph(piece.function.__doc__) if piece else f.doc,
+            }
+            inner = list(signature_of(piece).fields) if piece else []
+        elif f.name in ("kl", "plan"):
+            table = getattr(row, f.name)
+            yield shown | {"default": plain[f.name], "shown": kl_words(table) if f.name == "kl" else ""}
+            inner = [replace(g, default=getattr(table, g.name)) for g in signature_of(type(table)).fields]
+        else:
+            yield shown
+        yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in inner)
+
+
+def _described(line: Line, row: Row) -> Line:
+    """The line of a row, from the row itself where no manifest tells: code of one's own."""
+    return replace(line, kind="algorithm", summary=line.summary or row.summary, source=line.source or row.source)
+
+
+def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
+    return tuple({"slot": s.slot, "parameter": s.parameter, "type": s.type_name} for s in signature.needs)
+
+
+def _first_paragraph(doc: str | None) -> str:
+    return " ".join((doc or "").partition("\n\n")[0].split())
 
 
 def _field(field: Field) -> dict[str, Any]:
@@ -84,8 +162,8 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
-    """The components that *name* means: ``name``, ``distribution/name``, each perhaps after ``kind:``, or
-    ``module:Attribute``.
+    """The components that *name* means: ``name``, ``distribution/name``, each perhaps after ``kind:``, a piece of an
+    algorithm without its kind where nothing else has the name, or ``module:Attribute``.
 
     Raises:
         UnknownNameError: none.
@@ -95,7 +173,10 @@ def matching(name: str, registry: Registry) -> list[Component]:
         kind = kind_of(head) if colon else None
     except UnknownNameError:
         return [registry.find("environment", name)]
+    if kind and ":" in rest:
+        return [registry.find(kind, rest)]
     found = registry.matching(rest if kind else name, kind)
+    found = found or [c for c in registry.components(kind) if c.piece and c.name.partition(".")[2] == (rest or name)]
     if not found:
         known = (c.name for c in registry.components(kind))
         raise UnknownNameError.of(kind or "component", rest or name, known, "`quintain list --all` shows all")
@@ -104,14 +185,18 @@ def matching(name: str, registry: Registry) -> list[Component]:
 
 @click.command("info")
 @click.argument("name")
+@click.option("--against", metavar="NAME", help="Show only in which settings another algorithm differs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-def info(name: str, as_json: bool) -> int:
+def info(name: str, against: str | None, as_json: bool) -> int:
     """Show what NAME is and how a recipe configures it.
 
     NAME is a component (`grpo`), one of a certain distribution (`quintain-shaping/format_tags`), of a kind
-    (`reward:math_equal`), or code of your own (`module:Attribute`). Only that component is imported.
+    (`reward:math_equal`), a piece of an algorithm (`objective.cispo`), or code of your own (`module:Attribute`). Only
+    that component is imported.
     """
     registry = current()
+    if against is not None:
+        return compare(method_of(name, registry), method_of(against, registry), as_json)
     found = [details_of(c, registry) for c in matching(name, registry)]
     if as_json:
         click.echo(json.dumps({"components": [d.to_json() for d in found]}, indent=2, default=str))
@@ -119,6 +204,73 @@ def info(name: str, as_json: bool) -> int:
         for details in found:
             print_details(details)
     return 1 if any(d.line.error for d in found) else 0
+
+
+def method_of(name: str, registry: Registry) -> Details:
+    """The one algorithm that *name* means.
+
+    Raises:
+        UnknownNameError: nothing has that name.
+        UsageError: what has it is no whole algorithm, or several have it.
+        PluginError: it cannot be imported.
+    """
+    found = [details_of(c, registry) for c in matching(name, registry)]
+    rows = [d for d in found if d.row is not None]
+    if len(rows) == 1:
+        return rows[0]
+    if rows:
+        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in rows)}; say which")
+    broken = next((d.line.error for d in found if d.line.error), "")
+    if broken:
+        raise PluginError(broken)
+    raise UsageError(
+        f"--against compares whole algorithms, and {name!r} is none; `quintain list algorithms` shows them"
+    )
+
+
+def compare(left: Details, right: Details, as_json: bool) -> int:
+    """Show where two algorithms differ."""
+    from ..methods import differences
+
+    assert left.row is not None
+    assert right.row is not None
+    found = differences(left.row, right.row)
+    names = left.line.name, right.line.name
+    if as_json:
+        rows = [{"setting": d.setting, "left": d.left, "right": d.right, "words": d.words} for d in found]
+        report = {"left": asdict(left.line), "right": asdict(right.line), "differences": rows}
+        click.echo(json.dumps(report, indent=2, default=str))
+        return 0
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    for details in (left, right):
+        console.print(Text.assemble((details.line.name, "bold cyan"), f"  {details.line.summary}"))
+        console.print(Text(f"  {details.line.source}", style="dim"))
+    if not found:
+        console.print("They do the same.")
+        return 0
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("setting", *names):
+        table.add_column(title, overflow="fold")
+    for d in found:
+        table.add_row(Text(d.setting, style="cyan"), *(Text(cell(d.setting, value)) for value in (d.left, d.right)))
+    console.print(table)
+    return 0
+
+
+def cell(setting: str, value: Any) -> str:
+    """A value in the table of differences."""
+    from ..algorithm import KINDS
+    from ..methods import kl_words, piece_words, shown
+
+    if setting == "kl":
+        return kl_words(value)
+    if setting in KINDS:
+        return piece_words(value).replace("`", "") if value else "none"
+    return shown(value)
 
 
 def print_details(details: Details) -> None:
@@ -130,12 +282,16 @@ def print_details(details: Details) -> None:
     console.print(
         Text.assemble((line.name, "bold cyan"), f"  {line.kind} of {line.distribution} {line.version} ({line.origin})")
     )
+    published = details.more.get("published", {})
     for label, text in (
         ("", line.summary),
+        ("source", line.source),
         ("tags", ", ".join(line.tags)),
         ("needs", ", ".join(line.needs)),
         ("licence", line.licence),
         ("controls", ", ".join(details.controls)),
+        ("published with", _listed(published)),
+        *(("note", note) for note in details.more.get("notes", ())),
     ):
         if text:
             console.print(Text(f"{label}: {text}" if label else text))
@@ -143,10 +299,16 @@ def print_details(details: Details) -> None:
         console.print(Text(f"error: {line.error}", style="red"))
     if details.fields or details.needs:
         console.print(_table(details))
-    if details.doc and not details.line.error:
+    if details.doc and details.row is None and not line.error:
         console.print(Text("\n" + details.doc, style="dim"))
-    if line.kind in RECIPE and not line.error:
-        console.print(Text("\nIn a recipe:\n" + RECIPE[line.kind].format(use=line.name), style="green"))
+    if details.recipe and not line.error:
+        console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    from ..methods import shown
+
+    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
 
 
 def _table(details: Details) -> Any:

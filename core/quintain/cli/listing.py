@@ -15,7 +15,9 @@ from ..plugins.registry import Registry, current
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One component as a listing shows it. *error* is empty where nothing is known to be wrong."""
+    """One component as a listing shows it. *error* is empty where nothing is known to be wrong, *source* where the
+    manifest names no paper.
+    """
 
     kind: str
     name: str
@@ -27,6 +29,7 @@ class Line:
     tags: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     licence: str = ""
+    source: str = ""
     error: str = ""
 
 
@@ -53,6 +56,7 @@ def line_of(component: Component, registry: Registry) -> Line:
         tags=(*manifest.tags, *entry.tags),
         needs=entry.needs,
         licence=manifest.licence,
+        source=entry.source,
         error=error,
     )
 
@@ -92,11 +96,13 @@ def print_table(lines: list[Line]) -> None:
     if not console.is_terminal:
         console = Console(width=160)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("kind", "name", "from", "what it is"):
+    sourced = any(line.source for line in lines)
+    for title in ("kind", "name", "from", "what it is", *(["source"] if sourced else [])):
         table.add_column(title, overflow="fold", no_wrap=title == "kind")
     for line in lines:
         about = line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else "")
         text = Text(f"error: {line.error}", style="red") if line.error else Text(about)
         origin = Text(f"{line.distribution} {line.version}", style="dim")
-        table.add_row(line.kind, Text(line.name, style="cyan"), origin, text)
+        source = [Text(line.source, style="dim")] if sourced else []
+        table.add_row(line.kind, Text(line.name, style="cyan"), origin, text, *source)
     console.print(table)

@@ -42,6 +42,13 @@ _log = logging.getLogger(__name__)
 _PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
 
 
+SLOTS = 64
+"""Sequences decoded at once where nothing says more."""
+MOST_SLOTS = 256
+CACHE_BYTES = 2**31
+"""What keys and values may take before a batch is decoded in several parts."""
+
+
 class EmbeddedEngine(TokenEngine):
     """Decodes in this process; trainable.
 
@@ -60,7 +67,7 @@ class EmbeddedEngine(TokenEngine):
         model: str = "",
         *,
         dtype: str = "float32",
-        slots: int = 64,
+        slots: int = SLOTS,
         context: int | None = None,
         device: str = "auto",
         reproducible: bool = True,
@@ -110,7 +117,7 @@ class EmbeddedEngine(TokenEngine):
         codec: Codec,
         *,
         dtype: str | None = None,
-        slots: int = 64,
+        slots: int = SLOTS,
         context: int | None = None,
         reproducible: bool = True,
         patience: float = 120.0,
@@ -130,6 +137,17 @@ class EmbeddedEngine(TokenEngine):
         engine._reproducible, engine._patience = reproducible, patience
         engine._open(module if snapshot is None else snapshot.module, codec, snapshot, slots=slots, context=context)
         return engine
+
+    @staticmethod
+    def slots_for(module: Any, *, samples: int, tokens: int) -> int:
+        """How many slots suit a batch of *samples* of about *tokens* each: all of it at once, where keys and values
+        then stay small. A function of its arguments alone, since what is decoded together shows in the last digits.
+        """
+        config = module.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        row = 2 * config.num_hidden_layers * heads * head_dim * min(tokens, context_of(module)) * 4
+        return max(SLOTS, min(samples, MOST_SLOTS, CACHE_BYTES // row))
 
     @property
     def shares(self) -> bool:

@@ -39,6 +39,8 @@ class Sampler:
         self._hows = hows
         self._all_greedy = len(self.greedy) == len(hows)
         wanted = [how.temperature or 1.0 for how in hows]
+        prunes = [how.prune for how in hows]
+        self.prunes = torch.tensor(prunes, device=device)[:, None] if any(prunes) else None
         self.temperatures = None if set(wanted) == {1.0} else torch.tensor(wanted, device=device)[:, None]
 
     def pick(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,6 +54,9 @@ class Sampler:
         if self.temperatures is not None:
             logits = logits / self.temperatures.to(logits.dtype)
         probs = logits.softmax(-1)
+        if self.prunes is not None:
+            probs = probs * (probs >= self.prunes.to(probs.dtype) * probs.amax(-1, keepdim=True))
+            probs = probs / probs.sum(-1, keepdim=True)
         ids = logits.argmax(-1) if self._all_greedy else self._draw(probs, logits, uniforms)
         return ids, probs.gather(-1, ids[:, None]).squeeze(-1).log()
 

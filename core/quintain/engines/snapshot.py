@@ -43,6 +43,14 @@ class Snapshot:
         snapshot.refresh(None)
         return snapshot
 
+    @classmethod
+    def apart(cls, module: nn.Module) -> Snapshot:
+        """A copy of *module* that changes by `refresh` alone."""
+        snapshot = cls(_blank_copy(module, next(module.parameters()).dtype), source=module)
+        snapshot.refresh(None)
+        snapshot.source = None
+        return snapshot
+
     def refresh(self, weights: Weights | None) -> None:
         """Copy the source's tensors of now, else those of *weights*.
 

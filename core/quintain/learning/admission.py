@@ -16,11 +16,16 @@ def minimum(candidate: Candidate, *, members: int = 2) -> str:
 
 
 @admission
-def varied(candidate: Candidate, *, members: int = 2, tolerance: float = TOLERANCE) -> str:
+def varied(candidate: Candidate, *, members: int = 2, tolerance: float = TOLERANCE, total: bool = False) -> str:
     """At least *members* valid members, and verdicts that are not all the same (dynamic sampling; DAPO, 2503.14476,
     equation 11).
+
+    With *total*, a group whose verdicts agree is refused only if its totals agree, too, so that shaping, by length say,
+    still acts on tasks that are solved.
     """
     refused = str(minimum(candidate, members=members))
     if refused or not is_constant(candidate.verdicts, tolerance):
         return refused
+    if total:
+        return "all rewards equal" if is_constant(candidate.totals, tolerance) else ""
     return "all verdicts equal"

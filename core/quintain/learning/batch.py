@@ -22,6 +22,10 @@ class Sample:
         shaping: what training adds.
         group: samples with the same number are compared with one another.
         environment: where the task came from.
+        truncated: a limit cut the rollout short.
+        turns: trained tokens of each turn, in order; empty where that is not known.
+        turn_scores: what single turns were given, verdict and shaping together; part of the total. Turns past its end
+            got nothing.
     """
 
     sequences: tuple[TrainingSequence, ...]
@@ -29,8 +33,20 @@ class Sample:
     shaping: float = 0.0
     group: int
     environment: str = ""
+    truncated: bool = False
+    turns: tuple[int, ...] = ()
+    turn_scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.turns and sum(self.turns) != self.tokens:
+            raise UsageError(
+                f"sample of group {self.group}: its turns hold {sum(self.turns)} trained tokens, its sequences "
+                f"{self.tokens}"
+            )
+        if len(self.turn_scores) > max(1, len(self.turns)):
+            raise UsageError(
+                f"sample of group {self.group}: {len(self.turn_scores)} turn scores for {len(self.turns)} turns"
+            )
         if not math.isfinite(self.total):
             raise UsageError(f"sample of group {self.group}: reward {self.verdict} + {self.shaping} is not finite")
         for at, sequence in enumerate(self.sequences):
@@ -101,3 +117,18 @@ class Batch:
         cuts = [round(len(places) * k / count) for k in range(count + 1)]
         parts = (places[a:b] for a, b in pairwise(cuts))
         return [[i for g in part for i in self.groups[g]] for part in parts]
+
+
+def overlong(batch: Batch, sample: Sample, share: float) -> float:
+    """Soft overlong punishment (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then linearly down to -1
+    at L = ``batch.max_tokens`` and beyond. Of several turns the longest counts.
+
+    Raises:
+        UsageError: no maximum is configured.
+    """
+    if not share:
+        return 0.0
+    if not batch.max_tokens:
+        raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
+    length, buffer = max(sample.turns, default=sample.tokens), share * batch.max_tokens
+    return -min(1.0, max(0.0, (length - (batch.max_tokens - buffer)) / buffer))

@@ -1,27 +1,46 @@
-"""What a step tells about itself, summed over micro-batches; numbers leave the device once, at the end."""
+"""What a step tells about itself: exact means over all tokens, whatever the micro-batches; `docs/health.md` lists the
+names.
+
+Sums and counts are kept in float64 on the device and leave it once, at the end.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
+from .batch import Batch
 from .objectives import kl_estimate
 from .terms import Terms
 
+_CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
+
+
+def under(kind: str, name: str) -> str:
+    """The metric that a piece of *kind* tells as *name*: under its kind, unless it names a place of its own."""
+    return _CLIPS.get(name, name if "." in name else f"{kind}.{name}")
+
 
 class Meter:
-    """Means, extremes and updates of one step. Ratios are raw: before any clip, cap or mask."""
+    """Means, extremes and updates of one step. Ratios are raw: before any clip, cap or mask.
+
+    Attributes:
+        updates: optimizer steps made so far.
+        skipped: those left out, see `skip`.
+    """
 
     def __init__(self) -> None:
         self.updates = 0
+        self.skipped = 0
         self._sums: dict[str, Tensor] = {}
         self._counts: dict[str, int] = {}
         self._least: dict[str, Tensor] = {}
         self._most: dict[str, Tensor] = {}
-        self._loss = 0.0
-        self._norm = 0.0
+        self._losses: list[float] = []
+        self._norms: list[float] = []
 
     @torch.no_grad()
     def add(self, **values: Tensor) -> None:
@@ -32,46 +51,139 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + value.numel()
 
     @torch.no_grad()
-    def observe(self, t: Terms, diagnostics: Mapping[str, Tensor], weights: Tensor) -> None:
-        """Record a micro-batch."""
+    def observe(self, t: Terms, diagnostics: Mapping[str, Tensor], correction: Tensor | None = None) -> None:
+        """Record a micro-batch.
+
+        Args:
+            diagnostics: what the objective tells of itself, per term; see `under`.
+            correction: its weights, [N] or [S]; ``None`` where nothing is corrected.
+        """
         if not t.logp.numel():
             return
-        ratio = t.log_ratio().detach().exp()
-        self.add(entropy=t.entropy, ratio=ratio, **{name: x.detach().float() for name, x in diagnostics.items()})
-        self.add(correction=weights, masked=(weights == 0).float())
+        logp, ratio = t.logp.detach().double(), t.log_ratio().detach().double().exp()
+        self.add(entropy=t.entropy, **{"ratio.mean": ratio})
         self._extremes("ratio", ratio)
+        self.add(**{under("objective", name): x.detach().float() for name, x in diagnostics.items()})
         if t.ref_logp is not None:
-            self.add(kl=kl_estimate(t.logp.detach() - t.ref_logp, "k3"))
-        if self.updates == 0:
-            gap = (t.logp.detach() - t.mu_logp).abs()
-            self.add(mismatch=gap)
-            self._extremes("mismatch", gap)
+            self._divergence("kl.ref", logp - t.ref_logp)
+        if self.updates:  # theta is prox before the first update
+            self._divergence("kl.prox", t.prox_logp - logp)
+        if correction is not None:
+            self._masks(t, correction)
+
+    def _divergence(self, name: str, log_ratio: Tensor) -> None:
+        """KL of the first policy of *log_ratio* from the second, where the tokens are samples of the first."""
+        self.add(**{f"{name}.{estimator}": kl_estimate(log_ratio, estimator) for estimator in ("k1", "k3")})
+
+    def _masks(self, t: Terms, weight: Tensor) -> None:
+        out = (weight == 0).float()
+        if weight.shape == t.logp.shape:
+            tokens, samples = out, 1 - t.sample_max(1 - out)  # a sample is out where all its tokens are
+        else:
+            tokens, samples = t.spread(out), out
+        self.add(**{"correction.mean": weight, "masked.tokens": tokens, "masked.sequences": samples})
 
     def _extremes(self, name: str, value: Tensor) -> None:
         least, most = value.min(), value.max()
         self._least[name] = torch.minimum(self._least.get(name, least), least)
         self._most[name] = torch.maximum(self._most.get(name, most), most)
 
-    def update(self, *, loss: float, grad_norm: float) -> None:
-        """Record an optimizer step; *grad_norm* is from before clipping."""
+    def update(self, *, loss: float, grad_norm: float, **told: float) -> None:
+        """Record an optimizer step; *grad_norm* is from before clipping, *told* is averaged over the updates that tell
+        it; see `under`.
+        """
+        self.add(
+            **{under("update", name): torch.tensor([float(value)], dtype=torch.float64) for name, value in told.items()}
+        )
         self.updates += 1
-        self._loss += loss
-        self._norm = max(self._norm, grad_norm)
+        self._losses.append(loss)
+        self._norms.append(grad_norm)
+
+    def skip(self, loss: float | None = None) -> None:
+        """Record an update that was left out: nothing in it could teach, or its gradient overflowed (then with its
+        *loss*).
+        """
+        self.skipped += 1
+        if loss is not None:
+            self._losses.append(loss)
 
     def summary(self, **more: float) -> dict[str, float]:
         """Metrics of the step, with *more*.
 
-        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping. ``entropy``, ``kl`` (k3 to ref),
-        ``ratio_mean``, ``clip_low``, ``clip_high`` (shares of tokens), ``correction`` (mean weight), ``masked`` (share
-        of weight 0) are means over tokens and epochs; ``ratio_min`` and ``ratio_max`` extremes. ``mismatch_mean`` and
-        ``mismatch_max`` are \\|log theta - log mu\\| during the first update.
+        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; what `add` counted are means over
+        tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        out = {name: float(total) / max(1, self._counts[name]) for name, total in self._sums.items()}
-        for name in ("ratio", "mismatch"):
-            if name in self._most:
-                out[f"{name}_mean"] = out.pop(name)
-                out[f"{name}_max"] = float(self._most[name])
-        if "ratio" in self._least:
-            out["ratio_min"] = float(self._least["ratio"])
-        updates = max(1, self.updates)
-        return {"loss": self._loss / updates, "grad_norm": self._norm, "updates": float(self.updates)} | out | more
+        out = {name: float(total) / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
+        out |= {f"{name}.min": float(value) for name, value in self._least.items()}
+        out |= {f"{name}.max": float(value) for name, value in self._most.items()}
+        if self._losses:
+            out["loss"] = math.fsum(self._losses) / len(self._losses)
+        if self._norms:
+            out["grad_norm"] = max(self._norms)
+        return out | {"updates": float(self.updates), "updates.skipped": float(self.skipped)} | more
+
+
+@torch.no_grad()
+def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[str, float]:
+    """How far the sampler mu was from the learner prox, over the tokens that were scored under prox.
+
+    ``mismatch.mean`` and ``.max`` are \\|log prox - log mu\\| in nats, ``mismatch.kl`` estimates KL(mu \\|\\| prox) per
+    token (k3: the tokens are samples of mu). ``ess.tokens`` and ``ess.sequences`` are the effective sample size of the
+    weights w = prox / mu, of single tokens and of whole samples (products over their tokens), as a share:
+    (sum w)^2 / (N sum w^2); Kong 1992.
+
+    Args:
+        prox_logp: log-probs under prox, NaN where there are none, [N].
+        mu_logp: log-probs under mu, [N].
+        sample: which sample each token belongs to, [N].
+    """
+    seen = ~prox_logp.isnan()
+    if not bool(seen.any()):
+        return {}
+    log_N = (prox_logp.double() - mu_logp.double())[seen]
+    names, place = sample.to(seen.device)[seen].unique(return_inverse=True)
+    log_S = log_N.new_zeros(len(names)).index_add(0, place, log_N)
+    return {
+        "mismatch.mean": float(log_N.abs().mean()),
+        "mismatch.max": float(log_N.abs().max()),
+        "mismatch.kl": float(kl_estimate(-log_N, "k3").mean()),
+        "ess.tokens": _effective(log_N),
+        "ess.sequences": _effective(log_S),
+    }
+
+
+def _effective(log_weights: Tensor) -> float:
+    """Effective sample size as a share, from logarithms: products over long samples leave the range of floats."""
+    log_share = 2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0) - math.log(len(log_weights))
+    return float(log_share.exp())
+
+
+@torch.no_grad()
+def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[str, float]:
+    """``advantage.mean``, ``.spread`` (standard deviation, ddof 0), ``.min``, ``.max`` and ``.positive`` (share above
+    0) over tokens; ``idle``, the share of samples whose advantage is 0 at every token.
+
+    Args:
+        advantage: [N].
+        sample: which sample each token belongs to, [N].
+        samples: how many there are, those without tokens included.
+    """
+    value = advantage.double()
+    moving = len(sample[(advantage != 0).to(sample.device)].unique())
+    return {
+        "advantage.mean": float(value.mean()),
+        "advantage.spread": float(value.std(correction=0)),
+        "advantage.min": float(value.min()),
+        "advantage.max": float(value.max()),
+        "advantage.positive": float((value > 0).double().mean()),
+        "idle": 1 - moving / samples,
+    }
+
+
+def staleness(batch: Batch, version: int) -> dict[str, float]:
+    """``staleness.mean`` and ``.max`` over the tokens that train: how many published versions the learner, at
+    *version*, is ahead of the one that sampled them.
+    """
+    rows = (sequence for sample in batch.samples for sequence in sample.sequences)
+    found = [version - v for row in rows for v, trains in zip(row.versions, row.mask, strict=True) if trains]
+    return {"staleness.mean": math.fsum(found) / len(found), "staleness.max": float(max(found))}

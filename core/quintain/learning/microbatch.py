@@ -26,6 +26,13 @@ class Columns:
         return torch.tensor([logp for sample in self.batch.samples for logp in _sampled(sample)], dtype=torch.float64)
 
     @cached_property
+    def ids(self) -> Tensor:
+        """The tokens themselves."""
+        rows = [row for sample in self.batch.samples for row in sample.sequences]
+        ids = [token for row in rows for token, trains in zip(row.ids, row.mask, strict=True) if trains]
+        return torch.tensor(ids, dtype=torch.long)
+
+    @cached_property
     def sample(self) -> Tensor:
         """Index of each token's sample."""
         counts = torch.tensor([sample.tokens for sample in self.batch.samples], dtype=torch.long)

@@ -26,13 +26,15 @@ class Terms:
         logp: under theta, with gradient, [N].
         mu_logp: under the sampler, at each token's own version, [N].
         prox_logp: under the learner when the batch was taken up, [N].
-        ref_logp: under ref, [N]; ``None`` unless the KL term is on.
+        ref_logp: under ref, [N]; ``None`` unless the KL term is on or a piece reads ``ref``.
         advantage: [N].
         entropy: of theta, in nats, [N]; with gradient where the piece reads it.
         sample: which sample each token belongs to, [N], from 0 without gaps.
         group: which group each sample belongs to, [S], from 0 without gaps.
         anchor: what ratios are taken to.
-        statistics: further statistics that pieces asked for, each [N].
+        statistics: further statistics that pieces asked for, each [N]; for ``top`` also ``top_logp`` and
+            ``prox_top_logp``, the log-probs under theta and prox of prox's likeliest tokens, [N, K], and
+            ``prox_top_has``, whether the sampled token is one of these.
     """
 
     logp: Tensor
@@ -46,15 +48,15 @@ class Terms:
     anchor: Anchor = "prox"
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def log_ratio(self, anchor: Anchor | None = None) -> Tensor:
-        """log theta - log anchor, [N]."""
-        return self.logp - (self.mu_logp if (anchor or self.anchor) == "mu" else self.prox_logp)
+    def log_ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
+        """log theta - log anchor: of each token [N], or of each sample [S] as the sum or the mean over its tokens."""
+        return self._pooled(self.logp - (self.mu_logp if (anchor or self.anchor) == "mu" else self.prox_logp), pool)
 
     def ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
         """theta / anchor: of each token [N], or of each sample [S] as the product or the geometric mean of its
         tokens'.
         """
-        return self._pooled(self.log_ratio(anchor), pool).exp()
+        return self.log_ratio(pool, anchor=anchor).exp()
 
     def mismatch(self, pool: Pool = "token") -> Tensor:
         """prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
@@ -74,6 +76,10 @@ class Terms:
     def sample_mean(self, x: Tensor) -> Tensor:
         """Mean of [N] over each sample's tokens, [S]."""
         return self.sample_sum(x) / self.sample_sum(torch.ones_like(x)).clamp(min=1)
+
+    def sample_max(self, x: Tensor) -> Tensor:
+        """Largest of [N] over each sample's tokens, [S]; 0 for a sample without tokens."""
+        return x.new_zeros(self.group.shape[0]).scatter_reduce(0, self.sample, x, "amax", include_self=False)
 
     def group_sum(self, x: Tensor) -> Tensor:
         """Sum of [S] over each group's samples, [G]."""

@@ -76,13 +76,27 @@ class Forward:
         *,
         temperature: float = 1.0,
         math: torch.dtype | None = None,
+        asked: Tensor | None = None,
+        top: int = 0,
+        prune: float = 0.0,
+        safe: Tensor | None = None,
     ) -> Statistics:
-        """Statistics at all asked places, in the order of bundles, rows and places."""
+        """Statistics at all asked places, in the order of bundles, rows and places; options as in `head.statistics`."""
         hidden_ND = self.hidden(bundles)
         targets = [row.ids[place] for bundle in bundles for row in bundle for place in row.places]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):  # `math` alone says what the head computes in
-            return statistics(hidden_ND, self.head_weight, target_N, temperature=temperature, math=math)
+            return statistics(
+                hidden_ND,
+                self.head_weight,
+                target_N,
+                temperature=temperature,
+                asked_NK=asked,
+                math=math,
+                top=top,
+                prune=prune,
+                safe=safe,
+            )
 
     @property
     def head_weight(self) -> Tensor:

@@ -9,6 +9,7 @@ Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 from typing import Any
 
 import torch
@@ -29,6 +30,10 @@ class Statistics:
         square: sum over the vocabulary of the squared probability, [N].
         mean_logp: mean over the vocabulary of the log-prob, [N].
         asked_logp: log-probs of the ids asked for, [N, K]; ``None`` where none were.
+        top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K]; ``None`` where none were
+            asked for.
+        safe: under pruning, the tokens that were left, as bits, [N, ceil(V / 8)]; all of the above is of the
+            distribution over these alone.
     """
 
     logp: Tensor
@@ -36,6 +41,9 @@ class Statistics:
     square: Tensor
     mean_logp: Tensor
     asked_logp: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_logp: Tensor | None = None
+    safe: Tensor | None = None
 
 
 def statistics(
@@ -47,6 +55,9 @@ def statistics(
     asked_NK: Tensor | None = None,
     math: torch.dtype | None = None,
     chunk: int | None = None,
+    top: int = 0,
+    prune: float = 0.0,
+    safe: Tensor | None = None,
 ) -> Statistics:
     """Reduce hidden states to `Statistics` of softmax(hidden @ weight.T / temperature). All carry gradients.
 
@@ -59,13 +70,26 @@ def statistics(
         math: type of the product with the head (bfloat16 or float32; ``None`` is that of *hidden_ND*). What follows the
             product is float32, or float64 for float64 input.
         chunk: tokens at a time; by default as many as keep the logits within `CHUNK_ELEMENTS`.
+        top: how many of the likeliest tokens to return.
+        prune: leave out tokens of less than this share of the likeliest one's probability, the target excepted.
+        safe: leave out all but these instead, as an earlier call returned them.
     """
     size = chunk or max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
     asked = target_N.unsqueeze(1) if asked_NK is None else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
     kind = math or hidden_ND.dtype
-    asked_logp, entropy, square, mean_logp = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size)
+    found = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size, top, prune, safe)
+    asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = found
     rest = None if asked_NK is None else asked_logp[:, 1:]
-    return Statistics(logp=asked_logp[:, 0], entropy=entropy, square=square, mean_logp=mean_logp, asked_logp=rest)
+    return Statistics(
+        logp=asked_logp[:, 0],
+        entropy=entropy,
+        square=square,
+        mean_logp=mean_logp,
+        asked_logp=rest,
+        top_ids=top_ids,
+        top_logp=top_logp,
+        safe=kept,
+    )
 
 
 class _Reduce(torch.autograd.Function):
@@ -82,33 +106,56 @@ class _Reduce(torch.autograd.Function):
         temperature: float,
         kind: torch.dtype,
         chunk: int,
-    ) -> tuple[Tensor, ...]:
+        top: int,
+        prune: float,
+        safe: Tensor | None,
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.kind, ctx.chunk = temperature, kind, chunk
         wide = _wide(hidden_ND)
-        n = hidden_ND.shape[0]
+        n, vocab = hidden_ND.shape[0], weight_VD.shape[0]
         asked_logp = hidden_ND.new_empty(asked_NK.shape, dtype=wide)
         entropy, square, mean_logp, normaliser = (hidden_ND.new_empty(n, dtype=wide) for _ in range(4))
+        top = min(top, vocab)
+        top_ids = asked_NK.new_empty((n, top)) if top else None
+        top_logp = hidden_ND.new_empty((n, top), dtype=wide) if top else None
+        kept = safe
+        if prune and safe is None:
+            kept = torch.empty((n, -(-vocab // 8)), dtype=torch.uint8, device=hidden_ND.device)
         head_DV = weight_VD.to(kind).t()
         for at in range(0, n, chunk):
             part = slice(at, at + chunk)
             logits_CV = _logits(hidden_ND[part], head_DV, temperature, wide)
+            out_CV = None  # tokens that are left out
+            if kept is not None:
+                if safe is None:
+                    _choose(kept[part], logits_CV, asked_NK[part, :1], prune)
+                out_CV = ~_unpacked(kept[part], vocab)
+                logits_CV.masked_fill_(out_CV, -torch.inf)
             peak_C1 = logits_CV.amax(1, keepdim=True)
             raised_CV = logits_CV.sub_(peak_C1).exp()  # one exponential serves all statistics
             total_C = raised_CV.sum(1)
             log_total_C = total_C.log()
             asked_logp[part] = logits_CV.gather(1, asked_NK[part]) - log_total_C.unsqueeze(1)
-            mean_logp[part] = logits_CV.mean(1) - log_total_C
+            if top_ids is not None and top_logp is not None:
+                values, top_ids[part] = logits_CV.topk(top, dim=1)
+                top_logp[part] = values - log_total_C.unsqueeze(1)
+            size: Tensor | int = vocab
+            if out_CV is not None:
+                logits_CV.masked_fill_(out_CV, 0.0)  # 0 times minus infinity is not 0
+                size = vocab - out_CV.sum(1)
+            mean_logp[part] = logits_CV.sum(1) / size - log_total_C
             square[part] = torch.linalg.vecdot(raised_CV, raised_CV) / total_C.square()
             entropy[part] = log_total_C - torch.linalg.vecdot(raised_CV, logits_CV) / total_C
             normaliser[part] = log_total_C + peak_C1.squeeze(1)
-        ctx.save_for_backward(hidden_ND, weight_VD, asked_NK, normaliser)
-        return asked_logp, entropy, square, mean_logp
+        ctx.save_for_backward(hidden_ND, weight_VD, asked_NK, normaliser, kept)
+        ctx.mark_non_differentiable(*(x for x in (top_ids, top_logp, kept) if x is not None))
+        return asked_logp, entropy, square, mean_logp, top_ids, top_logp, None if kept is None else kept.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, asked_NK, normaliser_N = ctx.saved_tensors
+        hidden_ND, weight_VD, asked_NK, normaliser_N, kept = ctx.saved_tensors
         wide = _wide(hidden_ND)
         head_VD = weight_VD.to(ctx.kind)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
@@ -118,13 +165,33 @@ class _Reduce(torch.autograd.Function):
             part = slice(at, at + ctx.chunk)
             logits_CV = _logits(hidden_ND[part], head_VD.t(), ctx.temperature, wide)
             logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))
-            grad_CV = _grad_logits(logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads])
+            in_CV = None if kept is None else _unpacked(kept[part], head_VD.shape[0])
+            grad_CV = _grad_logits(logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads[:4]], in_CV)
             grad_CV = grad_CV.div_(ctx.temperature).to(ctx.kind)
             if grad_hidden is not None:
                 grad_hidden[part] = grad_CV @ head_VD
             if grad_weight is not None:
                 _accumulate(grad_weight, grad_CV.t(), hidden_ND[part].to(ctx.kind))
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, *[None] * 7
+
+
+def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:
+    """Write the safe vocabulary into *kept*: what has at least *prune* of the likeliest one's probability, and the
+    target.
+    """
+    safe_CV = logits_CV >= logits_CV.amax(1, keepdim=True) + log(prune)
+    safe_CV.scatter_(1, target_C1, True)
+    padded = torch.nn.functional.pad(safe_CV, (0, 8 * kept.shape[1] - safe_CV.shape[1])).view(len(kept), -1, 8)
+    kept.copy_((padded * _BITS.to(kept.device)).sum(-1, dtype=torch.uint8))
+
+
+def _unpacked(kept: Tensor, vocab: int) -> Tensor:
+    """Bits [C, ceil(V / 8)] as booleans [C, V]."""
+    bits = (kept.unsqueeze(-1) & _BITS.to(kept.device)) != 0
+    return bits.flatten(1)[:, :vocab]
+
+
+_BITS = torch.tensor([1 << k for k in range(8)], dtype=torch.uint8)
 
 
 def _wide(x: Tensor) -> torch.dtype:
@@ -136,14 +203,21 @@ def _logits(hidden_CD: Tensor, head_DV: Tensor, temperature: float, wide: torch.
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
 
 
-def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None]) -> Tensor:
-    """Gradient with respect to the scaled logits z, from those of the four statistics. *logp_CV* may be overwritten.
+def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None) -> Tensor:
+    """Gradient with respect to the scaled logits z, from those of the four statistics. *logp_CV* may be overwritten;
+    tokens that are not *in_CV* have no part in it.
 
     With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p - square); d mean_logp
     = 1/V - p.
     """
     by_asked, by_entropy, by_square, by_mean = grads
+    if in_CV is not None:
+        logp_CV.masked_fill_(~in_CV, -torch.inf)
     prob_CV = logp_CV.exp() if by_entropy is not None else logp_CV.exp_()
+    if in_CV is not None and by_entropy is not None:
+        logp_CV.masked_fill_(~in_CV, 0.0)
+    if in_CV is not None and by_asked is not None:
+        by_asked = by_asked * in_CV.gather(1, asked_CK)
     factor_CV: Tensor | float = 0.0
     if by_entropy is not None:
         entropy = -torch.linalg.vecdot(prob_CV, logp_CV).unsqueeze(1)
@@ -157,7 +231,8 @@ def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None]) 
         factor_CV = factor_CV - by_asked.sum(1, keepdim=True)
     grad_CV = prob_CV.mul_(factor_CV)
     if by_mean is not None:
-        grad_CV += by_mean.unsqueeze(1) / logp_CV.shape[1]
+        share = 1 / logp_CV.shape[1] if in_CV is None else in_CV / in_CV.sum(1, keepdim=True)
+        grad_CV += by_mean.unsqueeze(1) * share
     if by_asked is not None:
         grad_CV.scatter_add_(1, asked_CK, by_asked.to(grad_CV.dtype))
     return grad_CV

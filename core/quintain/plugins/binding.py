@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..algorithm import KINDS, KL, Kind, Piece, Row, find
+from ..algorithm import KINDS, KL, Interrupt, Kind, Piece, Plan, Row, find
 from ..errors import BindingError, PluginError, QuintainError, did_you_mean
 from ..reward import Reward, RewardFunction
 from ..service import Need
@@ -80,7 +80,8 @@ def signature_of(component: Any) -> Signature:
     if isinstance(component, Row):
         return _signature_of_row(component)
     parameters, hints = _parameters(component)
-    doc = inspect.getdoc(component) or ""
+    # A piece that is configured is another object than the decorated one, which alone has the function's docstring.
+    doc = inspect.getdoc(component.function if isinstance(component, Piece) else component) or ""
     docs = parameter_docs(doc)
     plain = [p for p in parameters if p.kind is not p.VAR_KEYWORD and not p.name.startswith("_")]
     # A piece that is configured already has its own arguments for defaults.
@@ -112,7 +113,8 @@ def bind(
     """Configure *component* with plain data from a recipe.
 
     Types are checked, not guessed: ``"3"`` is no int; an int is a float, a list becomes the tuple and text the path,
-    literal or enum that the annotation asks for. A class gives its instance, a reward the configured reward, a row its
+    literal or enum that the annotation asks for. ``"none"`` is ``None`` where that fits and text does not, as TOML has
+    no word for it. A class gives its instance, a reward the configured reward, a row its
     variant, a piece itself with arguments, any other function a `functools.partial`.
 
     Args:
@@ -239,6 +241,11 @@ def _signature_of_row(row: Row) -> Signature:
     )
 
 
+_TABLES: dict[str, Any] = {"kl": KL, "plan": Plan}
+_INNER: dict[str, Any] = {"interrupt": Interrupt}
+_EXAMPLES = {"kl": '{ where = "loss", estimator = "k2" }', "plan": '{ refill = "rounds" }'}
+
+
 def _changes(row: Row, args: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
     """The changes to *row* that *args* ask for, in the form that `Row.but` takes."""
     settings: dict[str, Any] = {}
@@ -247,13 +254,28 @@ def _changes(row: Row, args: Mapping[str, Any], who: str, faults: list[str]) -> 
         kind = next((k for k in KINDS if k == key), None)
         if kind is not None:
             changes[key] = _piece_change(row, kind, value, who, faults)
-        elif key == "kl" and isinstance(value, Mapping):
-            changes[key] = _checked(signature_of(KL), value, f"{who}, kl", faults)
-        elif key == "kl" and not isinstance(value, KL):
-            faults.append(f'{who}: kl is {value!r}; expected a table, as in {{ where = "loss", estimator = "k2" }}')
+        elif key in _TABLES and isinstance(value, Mapping):
+            changes[key] = _table_change(key, getattr(row, key), value, f"{who}, {key}", faults)
+        elif key in _TABLES and not isinstance(value, _TABLES[key]):
+            faults.append(f"{who}: {key} is {value!r}; expected a table, as in {_EXAMPLES[key]}")
         else:
             settings[key] = value
     return changes | _checked(_signature_of_row(row), settings, who, faults)
+
+
+def _table_change(key: str, base: Any, table: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
+    """What *table* changes in *base*. A table inside it changes what *base* has there, if it has anything."""
+    inner = {name: v for name, v in table.items() if name in _INNER and isinstance(v, Mapping)}
+    changes = _checked(
+        signature_of(_TABLES[key]), {name: v for name, v in table.items() if name not in inner}, who, faults
+    )
+    for name, value in inner.items():
+        held = getattr(base, name)
+        before = {} if held is None else dataclasses.asdict(held)
+        signature = signature_of(_INNER[name])
+        fields = tuple(dataclasses.replace(f, default=before.get(f.name, f.default)) for f in signature.fields)
+        changes[name] = before | _checked(Signature(fields=fields), value, f"{who}.{name}", faults)
+    return changes
 
 
 def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str]) -> Any:
@@ -263,6 +285,9 @@ def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str])
         faults.append(f'{who}: {kind} is {value!r}; expected a name, or a table with use = "name" and arguments')
         return value
     piece = find(kind, value["use"]) if "use" in value else getattr(row, kind)
+    if piece is None:
+        faults.append(f"{who}: there is no {kind} to configure; name one with `use`")
+        return value
     given = {key: v for key, v in value.items() if key != "use"}
     checked = _checked(signature_of(piece), given, f"{who}, {kind}.{piece.name}", faults)
     return {key: value[key] for key in value if key == "use"} | checked
@@ -299,6 +324,8 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
             f"{who}: the annotation {field.type!r} of {field.name!r} has no meaning at run time, so {value!r} cannot "
             "be checked. Fix: import its names outside `if TYPE_CHECKING`"
         )
+    if value == "none" and type(None) in (kinds := typing.get_args(field.type)) and str not in kinds:
+        return None
     from pydantic import ValidationError
 
     adapter = _adapter(field.type)

@@ -30,7 +30,7 @@ GROUPS = {
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 
-PIECES = ("advantage", "objective", "correction", "aggregation", "admission")
+PIECES = ("advantage", "objective", "correction", "aggregation", "admission", "update")
 """Prefixes of the names of algorithm pieces: ``objective.cispo`` is a piece, ``grpo`` a row."""
 
 Origin = Literal["built-in", "installed", "editable", "local"]

@@ -60,12 +60,13 @@ class StepEnd:
 
     Attributes:
         step: counts from 1.
-        metrics: the line that went into the run's metrics file.
+        metrics: the line that went into the run's metrics file: numbers by name, and under ``alarms`` the list of the
+            names of the alarms that are on.
     """
 
     hook: ClassVar[str] = "quintain_on_step_end"
     step: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

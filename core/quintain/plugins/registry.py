@@ -118,8 +118,10 @@ class Registry:
         """Other distributions' components of the same kind and name."""
         return [
             c
-            for c in self.components(component.kind)
-            if c.name == component.name and c.distribution != component.distribution and c.origin != "local"
+            for c in (*self._found, *self._added)  # a listing asks this of everything: no sorting
+            if (c.kind, c.name) == (component.kind, component.name)
+            and c.distribution != component.distribution
+            and c.origin != "local"
         ]
 
     def _fix(self, component: Component, error: BaseException) -> str:
@@ -174,10 +176,11 @@ def _module_of_file(name: str) -> Any:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {name!r}")
     # Under its own name where that is free, so that what it defines can be found again by it.
-    title = path.stem if path.stem not in sys.modules else f"quintain_file_{path.stem}"
-    held = sys.modules.get(title)
-    if held is not None and getattr(held, "__file__", None) == str(path):
-        return held
+    title = path.stem
+    while (held := sys.modules.get(title)) is not None:
+        if getattr(held, "__file__", None) == str(path):
+            return held  # a second copy would register its pieces again
+        title = f"quintain_file_{title}"
     spec = importlib.util.spec_from_file_location(title, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{name!r} is no Python file")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..alarms import spells
 from ..errors import UsageError
 from ..store import RunFolder, write_atomically
 
@@ -27,6 +28,8 @@ _STYLE = {
     "ytick.color": "#6b7078",
 }
 Records = Sequence[Mapping[str, Any]]
+_REWARD_PANEL = 1
+_PANEL_OF = {"held_out_falls": 0, "all_solved": 0, "truncated": 2, "entropy_collapse": 3}
 
 
 def draw(folder: RunFolder) -> Path:
@@ -37,7 +40,8 @@ def draw(folder: RunFolder) -> Path:
 
 
 def picture(metrics: Records, *, title: str = "") -> bytes:
-    """Reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG.
+    """Reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG; steps on which an
+    alarm was on are shaded in the panel that it concerns.
 
     Args:
         metrics: records of ``metrics.jsonl``.
@@ -60,6 +64,8 @@ def picture(metrics: Records, *, title: str = "") -> bytes:
         for panel, paint in zip(panels.flat, (_accuracy, _reward, _lengths, _entropy), strict=True):
             paint(panel, metrics)
             panel.margins(x=0.01)
+        for name, first, last in spells(metrics):
+            _shade(panels.flat[_PANEL_OF.get(name, _REWARD_PANEL)], name, first, last)
         for panel in panels[1]:
             panel.set_xlabel("step")
         if title:
@@ -113,6 +119,12 @@ def _entropy(panel: Any, metrics: Records) -> None:
     panel.set_title("entropy (nats per token)")
     _line(panel, metrics, "entropy", _BLUE, "")
     panel.set_ylim(bottom=0)
+
+
+def _shade(panel: Any, name: str, first: int, last: int) -> None:
+    panel.axvspan(first - 0.5, last + 0.5, color=_RED, alpha=0.08, linewidth=0)
+    place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "left"}
+    panel.annotate(name.replace("_", " "), (first, 0.97), color=_RED, fontsize=7.5, **place)
 
 
 def _line(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..alarms import spells
 from .screen import clock
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> li
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
         ("time", f"{clock(total)} ({phases})"),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
+        *([("alarms", text)] if (text := alarms(folder.metrics())) else []),
         ("run folder", str(folder.path)),
         *([("curves", str(plot))] if plot else []),
         ("model", str(model_of(folder))),
@@ -50,6 +52,15 @@ def accuracy(measured: Mapping[str, Any]) -> str:
         if low is None or high is None
         else f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks)"
     )
+
+
+def alarms(records: Sequence[Mapping[str, Any]]) -> str:
+    """When which alarm was on; empty where none was."""
+    rung: dict[str, list[str]] = {}
+    for name, first, last in spells(records):
+        still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
+        rung.setdefault(name, []).append(f"{first}{still}")
+    return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in rung.items())
 
 
 def model_of(folder: RunFolder) -> Path | str:

@@ -6,7 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from ..alarms import Change
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -49,6 +52,13 @@ class Screen(AbstractContextManager["Screen"]):
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """A step is done."""
         self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
+
+    def alarms(self, change: Change, metrics: Mapping[str, Any]) -> None:
+        """Say which alarms began (also where only warnings are shown) and which ended, each once."""
+        for alarm in change.begun:
+            self._print(f"alarm: {alarm.sentence(metrics)}")
+        for alarm in change.ended:
+            self.note(f"alarm over: {alarm.name}")
 
     def _left(self, step: int) -> float:
         done = step - self._done_before

@@ -1,12 +1,15 @@
-"""The same enumeration through the real path: batch, layout, scorer, objective, on a two-layer transformer in float64.
+"""The same through the real path: batch, layout, scorer, objective, optimizer, on a two-layer transformer in float64.
 
-The other side is a Jacobian of plain forward passes, one reply at a time, with coefficients from NumPy; it shares no
-shift, mask, packing or temperature with the path under test.
+The other side is plain forward passes, one context at a time, with coefficients from NumPy; it shares no shift, mask,
+packing, pruning or temperature with the path under test.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from types import MethodType
 from typing import Any
 
@@ -15,22 +18,33 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.learning import PRESETS, Batch, Learner, Sample
+from quintain.algorithm import Piece, Row
+from quintain.learning import PRESETS, Batch, Learner
+from quintain.learning.problem import Problem
 
-from .. import batches
 from ..models import tiny_model
-from .closed_form import Array, Case, coefficients, multisets, replies
+from .bench import Bench, pruned, sample_of
+from .closed_form import Method, Taken
+from .methods import CORE, EMA_STATE, PAIRS
+from .policies import Array, Path, Policies, Seen, Tree
 
-REPLIES = replies()
-PROMPT = [1, 0]
+TREE = Tree(vocab=3, longest=3)
+PROMPTS = ([1, 0], [2, 0, 1])
 TEMPERATURE = 0.8
-REWARDS = np.random.default_rng(7).choice([0.0, 0.1, 0.9, 1.0], size=len(REPLIES)).tolist()
-OPTIONS: dict[str, Any] = {"max_grad_norm": 0.0}
+OPTIONS: dict[str, Any] = {"max_grad_norm": 0.0, "lr": 0.03}
+CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-9}
 
 
+@cache
 def model(seed: int) -> Any:
-    """Two layers, vocabulary 3; transformers rounds its norms to float32, which is put right here."""
+    """Two layers, vocabulary 3, all within reach of the number 0. The norms of transformers round to float32, which is
+    put right here. Copy it to train.
+    """
     built = tiny_model("qwen3", vocab=3, hidden=8, seed=seed, spread=0.5, dtype=torch.float64, pad_token_id=None)
+    if seed:
+        with torch.no_grad():
+            for own, first in zip(built.parameters(), model(0).parameters(), strict=True):
+                own.copy_(first + 0.06 * (own - first))
     for part in built.modules():
         if type(part).__name__.endswith("RMSNorm"):
             part.forward = MethodType(_norm, part)
@@ -41,93 +55,195 @@ def _norm(self: Any, x: Tensor) -> Tensor:
     return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
 
-def token_logps(module: Any, reply: tuple[int, ...]) -> Tensor:
-    logits = module(input_ids=torch.tensor([[*PROMPT, *reply]])).logits[0] / TEMPERATURE
-    return torch.stack([logits[len(PROMPT) + k - 1].log_softmax(-1)[y] for k, y in enumerate(reply)])
+def fresh(seed: int) -> Any:
+    """A copy to train."""
+    return copy.deepcopy(model(seed))
 
 
-def values(module: Any) -> list[Array]:
+def logits(module: Any) -> Tensor:
+    """After every context of both prompts, [places, 3], at the policy's temperature: rows of one length, no padding."""
+    whole = [context for context in TREE.contexts if len(context) == TREE.longest - 1]
+    rows = []
+    for prompt in PROMPTS:
+        out = module(input_ids=torch.tensor([[*prompt, *context] for context in whole])).logits / TEMPERATURE
+        for context in TREE.contexts:
+            row = next(k for k, other in enumerate(whole) if other[: len(context)] == context)
+            rows.append(out[row, len(prompt) - 1 + len(context)])
+    return torch.stack(rows)
+
+
+@cache
+def table(seed: int) -> Array:
     with torch.no_grad():
-        return [token_logps(module, y).numpy() for y in REPLIES]
+        return np.asarray(logits(model(seed)))
 
 
-def jacobian(module: Any) -> list[Array]:
-    """Per reply [tokens, parameters]."""
+@cache
+def drawn(prune: float = 0.0) -> tuple[list[Path], Batch]:
+    """Groups of four and of three replies that the model number 1 may have sampled: ragged, some truncated, some with
+    turns, one of them twice.
+    """
+    held = Bench(
+        tree=TREE, sizes=(4, 3), logits={name: table(1) for name in ("theta", "prox", "mu", "ref")}, prune=prune
+    )
+    paths = []
+    for task, places in enumerate(((0.0, 0.2, 0.5, 0.99), (0.1, 0.7, 0.7))):
+        likely = [p for p, chance in zip(held.paths[task], held.probabilities(task), strict=True) if chance]
+        paths += [likely[int(place * len(likely))] for place in places]
+    samples = tuple(sample_of(path, held.policies.mu, PROMPTS[path.group]) for path in paths)
+    return paths, Batch(samples=samples, max_tokens=TREE.longest, temperature=TEMPERATURE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Update:
+    """Just before the optimizer's step: parameters, gradient, whether the optimizer remembers anything."""
+
+    parameters: dict[str, Tensor]
+    gradient: Array
+    remembers: bool
+
+
+def learner_of(row: Row, **options: Any) -> tuple[Learner, list[Update]]:
+    """A learner of the model number 0, ref being the number 2; its updates are noted down."""
+    learner = Learner(fresh(0), row, reference=fresh(2), **(OPTIONS | options))
+    if row.advantage.stateful:
+        learner._piece_state["advantage"] = dict(EMA_STATE)
+    found: list[Update] = []
+
+    def note(optimizer: Any, *_: Any) -> None:
+        gradient = torch.cat([p.grad.flatten() for p in learner.module.parameters()]).numpy().copy()  # type: ignore[union-attr]
+        parameters = {name: p.detach().clone() for name, p in learner.module.named_parameters()}
+        found.append(Update(parameters=parameters, gradient=gradient, remembers=bool(optimizer.state)))
+
+    learner._optimizer.register_step_pre_hook(note)
+    return learner, found
+
+
+def wanted(method: Method, update: Update, paths: Sequence[Path], parts: Sequence[Sequence[int]]) -> list[Array]:
+    """The gradient of each of *parts* by the parameters, in closed form, with theta as it was at *update*."""
+    module = fresh(0)
+    module.load_state_dict(update.parameters, strict=False)
+    now = logits(module)
+    given = {"prox": table(0), "mu": pruned(table(1), method.prune), "ref": table(2)}
+    policies = Policies.of(theta=now.detach().numpy(), **given)
+    seen = Seen(paths=paths, policies=policies, longest=TREE.longest, prune=method.prune)
+    taken = Taken(method=method, seen=seen)
     out = []
-    for reply in REPLIES:
-        rows = []
-        for logp in token_logps(module, reply):
-            grads = torch.autograd.grad(logp, list(module.parameters()), retain_graph=True)
-            rows.append(torch.cat([g.flatten() for g in grads]).numpy())
-        out.append(np.array(rows))
+    for part in parts:
+        loss = (now * torch.tensor(taken.gradient(policies, part))).sum()
+        grads = torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
+        out.append(torch.cat([g.flatten() for g in grads]).numpy())
     return out
 
 
-def closed_form(held: Case, jac: list[Array], name: str, group: tuple[int, ...]) -> Array:
-    parts = zip(group, coefficients(name, held, group, longest=3), strict=True)
-    return np.asarray(sum(c @ jac[i] for i, c in parts))
+CHOSEN = """
+raw ema process_norm maxrl-success batch_norm-environment prompt importance-mu clip-mu dual sequence_clip gspo_token
+cispo-cap dppo_kl dppo_top-1 dppo_top-2 dppo_top-all grpo+tis gspo+tis_sequence icepop mis sequence_mask-k3-mean
+dvp-coarse dvp+kl dvp+otb kl-k1-score kl-k1-reward mask_truncated overlong
+""".split()
 
 
-def batch_of(group: tuple[int, ...], mu: list[Array]) -> Batch:
-    rows = [batches.sequence(PROMPT, REPLIES[i], logps=mu[i].tolist()) for i in group]
-    samples = tuple(Sample(sequences=(row,), verdict=REWARDS[i], group=0) for i, row in zip(group, rows, strict=True))
-    return Batch(samples=samples, max_tokens=3, temperature=TEMPERATURE)
-
-
-def gradient(learner: Learner, batch: Batch) -> Array:
-    """Of the loss, in the last update."""
+@pytest.mark.parametrize("name", [*CORE, *CHOSEN])
+def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
+    """The first is on-policy but for the sampler; the later ones are not. The second epoch takes the groups in either
+    order.
+    """
+    row, method = PAIRS[name]
+    paths, batch = drawn(row.prune)
+    learner, updates = learner_of(row.but(epochs=2, minibatches=2))
     learner.step(batch)
-    return torch.cat([p.grad.flatten() for p in learner.module.parameters()]).numpy().copy()
+    groups = [[i for i, path in enumerate(paths) if path.group == task] for task in (0, 1)]
+    assert len(updates) == 4
+    for update, group in zip(updates, groups, strict=False):
+        (want,) = wanted(method, update, paths, [group])
+        np.testing.assert_allclose(update.gradient, want, **CLOSE)
+    third = wanted(method, updates[2], paths, groups)
+    order = [k for k in (0, 1) if np.allclose(updates[2].gradient, third[k], **CLOSE)]
+    assert len(order) == 1
+    fourth = wanted(method, updates[3], paths, groups)
+    np.testing.assert_allclose(updates[3].gradient, fourth[1 - order[0]], **CLOSE)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_first_update_of_a_group(name: str) -> None:
-    """theta = prox, with mu and ref elsewhere."""
-    module, reference = model(0), model(2)
-    theta, mu = values(module), values(model(1))
-    held = Case(rewards=REWARDS, theta=theta, prox=theta, mu=mu, ref=values(reference))
-    jac = jacobian(module)
-    learner = Learner(module, PRESETS[name], lr=0.0, reference=reference, **OPTIONS)
-    for group in ((0, 7), (14, 2, 2), (5, 9, 11, 0), (3, 3)):
-        want = closed_form(held, jac, name, group)
-        np.testing.assert_allclose(gradient(learner, batch_of(group, mu)), want, rtol=0, atol=1e-9)
+@pytest.mark.parametrize("name", CORE)
+def test_one_update_of_a_whole_batch(name: str) -> None:
+    """As the rows are run by default: prox comes from the pass that is differentiated, so every ratio to it is 1."""
+    row, method = PAIRS[name]
+    paths, batch = drawn(row.prune)
+    learner, updates = learner_of(row.but(epochs=1))
+    metrics = learner.step(batch)
+    (want,) = wanted(method, updates[0], paths, [range(len(paths))])
+    np.testing.assert_allclose(updates[0].gradient, want, **CLOSE)
+    if row.anchor == "prox":
+        assert metrics["ratio.min"] == metrics["ratio.max"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "name", ["grpo", "dr_grpo", "gspo", "dppo", "olmorl", "trm", "dual", "dppo_top-1", "sequence_clip"]
+)
+def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
+    row, _ = PAIRS[name]
+    learner, _ = learner_of(row.but(epochs=4))
+    metrics = learner.step(drawn(row.prune)[1])
+    assert metrics.get("clip.low", 0) + metrics.get("clip.high", 0) + metrics.get("masked.sequences", 0) > 0
+    assert metrics["grad_norm"] > 0
 
 
 def test_expected_update_is_the_true_gradient() -> None:
     """Of rloo over all groups of two, divided by the constant length 3."""
-    module = model(0)
-    theta = values(module)
-    probs = [float(np.exp(x.sum())) for x in theta]
-    learner = Learner(module, PRESETS["rloo"], lr=0.0, **OPTIONS)
-    update = sum(
-        weight * gradient(learner, batch_of(group, theta))
-        for group, weight in multisets(probs, 2)
-        if abs(REWARDS[group[0]] - REWARDS[group[1]]) > 1e-6  # the others give 0, which is tested elsewhere
-    )
-    truth = sum(p * r * j.sum(0) for p, r, j in zip(probs, REWARDS, jacobian(module), strict=True))
-    np.testing.assert_allclose(-np.asarray(update), truth / 3, rtol=0, atol=1e-9)
+    held = Bench(tree=TREE, sizes=(2,), logits=dict.fromkeys(("theta", "prox", "mu", "ref"), table(0)), plain=True)
+    learner, updates = learner_of(PRESETS["rloo"], lr=0.0)
+    total: Any = 0.0
+    for paths, weight in held.batches():
+        if abs(paths[0].verdict - paths[1].verdict) < 1e-6:
+            continue  # gives 0, which is tested elsewhere
+        samples = tuple(sample_of(path, held.policies.mu, PROMPTS[0]) for path in paths)
+        learner.step(Batch(samples=samples, max_tokens=TREE.longest, temperature=TEMPERATURE))
+        total = total + weight * updates.pop().gradient
+    module = fresh(0)
+    logp = logits(module).log_softmax(-1)
+    value: Any = 0.0
+    for path in held.paths[0]:
+        value = value + path.verdict * logp[list(path.at), list(path.ids)].sum().exp()
+    truth = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(module.parameters()))]).numpy()
+    np.testing.assert_allclose(-total, truth / TREE.longest, **CLOSE)
 
 
-@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "grpo+tis"])
-def test_second_epoch_is_off_policy_with_clips(name: str) -> None:
-    """The first epoch moves theta away from prox; the second epoch's gradient equals the closed form, clips active."""
-    row = PRESETS[name.partition("+")[0]]
-    if name == "grpo+tis":
-        row = row.but(correction="tis", aggregation="token")
-    start, mu, reference = model(0), values(model(1)), model(2)
-    prox = values(start)
-    active = 0
-    for group in ((0, 5, 9), (3, 3, 12), (14, 1, 6)):
-        once, twice = (
-            Learner(copy.deepcopy(start), row.but(epochs=n), lr=0.03, reference=reference, **OPTIONS) for n in (1, 2)
-        )
-        once.step(batch_of(group, mu))
-        twice.step(batch_of(group, mu))
-        moved = values(once.module)
-        held = Case(rewards=REWARDS, theta=moved, prox=prox, mu=mu, ref=values(reference))
-        jac = jacobian(once.module)
-        want = closed_form(held, jac, name, group)
-        got = torch.cat([p.grad.flatten() for p in twice.module.parameters()]).numpy()
-        np.testing.assert_allclose(got, want, rtol=0, atol=1e-9)
-        active += sum(int((np.abs(np.exp(moved[i] - prox[i]) - 1) > 0.2).sum()) for i in group)
-    assert active > 3
+@pytest.mark.parametrize("name", ["kimi", "dr_grpo"])
+def test_the_optimizer_starts_anew_where_the_row_says(name: str) -> None:
+    row = PRESETS[name].but(epochs=2)
+    learner, updates = learner_of(row)
+    for _ in range(2):
+        learner.step(drawn()[1])
+    assert [update.remembers for update in updates] == [False, True, not row.reset_optimizer, True]
+
+
+@pytest.mark.parametrize("name", ["dr_grpo", "gspo", "dvp"])
+def test_an_update_of_ones_own_sees_the_same_loss_and_gradient(name: str) -> None:
+    """Through `Problem`: the gradient, times what the loss was scaled by; the loss, also at other parameters; metrics
+    that are taken down once.
+    """
+    row, method = PAIRS[name]
+    paths, batch = drawn(row.prune)
+    seen: dict[str, Any] = {}
+
+    def halve(problem: Problem) -> dict[str, float]:
+        loss = problem.backward(lambda x: 2 * x)
+        grads = [p.grad for p in problem.parameters]
+        seen["gradient"] = torch.cat([g.flatten() for g in grads if g is not None]).numpy() / 2
+        assert problem.loss() == pytest.approx(loss, abs=1e-12)
+        with torch.no_grad():
+            for p, g in zip(problem.parameters, grads, strict=True):
+                p -= 1e-4 * g
+        after = problem.loss()
+        return {"loss": loss, "grad_norm": 1.0, "gain": loss - after}
+
+    piece = Piece(kind="update", name="halve", function=halve)
+    learner, updates = learner_of(row.but(update=piece))
+    before = Update(parameters=copy.deepcopy(learner.module.state_dict()), gradient=np.zeros(0), remembers=False)
+    metrics = learner.step(batch)
+    (want,) = wanted(method, before, paths, [range(len(paths))])
+    np.testing.assert_allclose(seen["gradient"], want, **CLOSE)
+    assert not updates
+    assert metrics["updates"] == learner.updates == 1
+    assert metrics["update.gain"] > 0
+    assert metrics["ratio.min"] == metrics["ratio.max"] == 1.0

@@ -1,0 +1,279 @@
+"""`quintain sft`: supervised training on demonstrations, rollouts or conversations."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    from ..model.load import LoadedModel
+    from ..recipe import Recipe
+    from ..report.screen import Screen
+    from ..sft import Tuned, Update
+    from ..sft_sources import Source
+
+EPILOG = """
+\b
+Examples:
+  quintain sft arithmetic                                 the default model, on worked examples
+  quintain sft arithmetic-1 --model arithmetic-1          a run's model, on its own right answers
+  quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME \\
+      --split train --samples 4 --out teacher.parquet     a teacher's answers ...
+  quintain sft teacher.parquet --model Qwen/Qwen3-0.6B    ... for a student
+  quintain sft talks.jsonl --think 0.5 --model FOLDER     half with, half without thought
+
+Then: quintain train --model FOLDER --env ENVIRONMENT, or quintain eval ENVIRONMENT --model FOLDER
+"""
+
+FRESH_LR, PRETRAINED_LR = 1e-3, 1e-5
+KEYS = ("learner", "model")
+NOTES = 20
+"""Lines of progress at most, besides the bar."""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("source")
+@click.option(
+    "--model",
+    "-m",
+    default="default",
+    show_default=True,
+    help='Folder, run, Hugging Face id, or "default": the small model that Quintain brings, untrained.',
+)
+@click.option("--out", "-o", type=click.Path(path_type=Path), help="Folder to write.  [default: sft/SOURCE-N]")
+@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Passes over the examples.")
+@click.option("--lr", type=float, help="Highest learning rate.  [default: 1e-5; 1e-3 for the default model]")
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples an update.")
+@click.option(
+    "--examples",
+    type=click.IntRange(1),
+    default=10_000,
+    show_default=True,
+    help="So many at most, the first ones; of a run its last steps'.",
+)
+@click.option(
+    "--min-reward", type=float, default=1.0, show_default=True, help="Of rollouts: the least verdict to imitate."
+)
+@click.option("--truncated", is_flag=True, help="Of rollouts: also those that a limit cut off.")
+@click.option("--dedupe", is_flag=True, help="Of equal examples only the first.")
+@click.option(
+    "--think",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Mix: this share is asked with /think and keeps its thought, the rest with /no_think and an empty one.",
+)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of order, mix and fresh weights.")
+@click.option(
+    "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
+)
+@click.option(
+    "--set",
+    "-s",
+    "overrides",
+    multiple=True,
+    metavar="A.B=VALUE",
+    help="A key of a recipe's [learner] or [model], such as learner.precision=bf16 or model.lora.r=8 (repeatable).",
+)
+@click.option("--folder", default="runs", show_default=True, help="Where run folders are.")
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def sft(
+    source: str,
+    model: str,
+    out: Path | None,
+    epochs: int,
+    lr: float | None,
+    batch: int,
+    examples: int,
+    min_reward: float,
+    truncated: bool,
+    dedupe: bool,
+    think: float | None,
+    seed: int,
+    args: Sequence[str],
+    overrides: Sequence[str],
+    folder: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train a model to say what SOURCE says, by plain supervised learning: a start for reinforcement learning, or the
+    distillation of rollouts.
+
+    SOURCE is an environment (its demonstrations), a run or a file of `quintain eval --out` (the rollouts that reached
+    --min-reward, with their own token ids where the tokenizer is the same), or a file of conversations: JSON lines,
+    {"messages": [{"role": "user", "content": ...}, ...]} each.
+
+    Ctrl-C saves what is trained so far and stops. The result is a folder in Hugging Face format.
+    """
+    from ..report.screen import for_terminal
+    from ..sft import save, tune
+    from ..sft_sources import Wanted, source_of
+
+    lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
+    recipe = _recipe(source, model, folder, lr, seed, args, overrides)
+    out = _free(out, source)
+    wanted = Wanted(min_reward=min_reward, truncated=truncated, count=examples)
+    with for_terminal(quiet=quiet or as_json) as screen, _asked_to_stop(screen) as stop:
+        screen.phase(f"reading {source}")
+        found = source_of(recipe.environments[0], wanted, folder=folder)
+        if args and found.kind != "demonstrations":
+            raise UsageError(f"--arg sets a field of an environment; {source!r} is read as {found.kind}")
+        _announce(screen, found, examples)
+        loaded = _model(recipe, model, seed, screen)
+        learner, report = tune(
+            loaded,
+            found,
+            epochs=epochs,
+            lr=recipe.learner.lr,
+            batch=batch,
+            think=think,
+            dedupe=dedupe,
+            seed=seed,
+            options=_options(recipe, overrides),
+            progress=_shown(screen),
+            stop=stop,
+        )
+        if report.updates:
+            screen.phase(f"saving {out}")
+            save(out, learner, loaded, report)
+    _end(report, out, as_json)
+
+
+def _recipe(
+    source: str, model: str, folder: str, lr: float, seed: int, args: Sequence[str], overrides: Sequence[str]
+) -> Recipe:
+    from ..recipe import Recipe, override
+    from ..store import model_named
+
+    for pair in overrides:
+        key = override(pair)[0]
+        if key[0] not in KEYS or len(key) < 2:
+            raise UsageError(f"--set {pair!r}: here only keys of learner and model can be set, as in learner.betas")
+    path = model if model == "default" else model_named(model, folder)[0]
+    given = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
+    given += [f"model.name={json.dumps(path)}", f"learner.lr={float(lr)!r}"]
+    given += [f"environments.0.args.{pair}" for pair in args]
+    return Recipe.parse("", [*given, *overrides], source="quintain sft")
+
+
+def _options(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
+    """What the recipe says to the learner; the warm-up only where it was set."""
+    from ..conduct import learner_options
+    from ..recipe import override
+
+    options = learner_options(recipe)
+    del options["lr"]
+    if ("learner", "warmup_steps") not in {override(pair)[0] for pair in overrides}:
+        del options["warmup_steps"]
+    return options
+
+
+def _free(out: Path | None, source: str) -> Path:
+    """A folder to write that is not there yet.
+
+    Raises:
+        UsageError: it is, with something in it.
+    """
+    from ..store import free_name
+
+    if out is None:
+        name = source.partition(":")[2] or source.rstrip("/")
+        return Path("sft") / free_name("sft", Path(name).stem.lower() or "model")
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
+    return out
+
+
+def _announce(screen: Screen, source: Source, asked: int) -> None:
+    from ..sft import reasons
+
+    more = "; there may be more, see --examples" if len(source.examples) == asked else ""
+    left = f"; left out: {reasons(source.left_out)}" if source.left_out else ""
+    screen.note(f"{len(source.examples):,} examples from {source.kind} of {source.name}{more}{left}")
+
+
+def _model(recipe: Recipe, named: str, seed: int, screen: Screen) -> LoadedModel:
+    from ..conduct import seed_everything
+    from ..model.load import load_model
+    from ..starter import fresh
+
+    seed_everything(seed)
+    table = recipe.model
+    screen.phase(f"loading {named}")
+    if table.name == "default":
+        if table.lora:
+            raise UsageError("the default model is untrained: adapters alone cannot teach it; leave model.lora out")
+        return fresh(seed, device=table.device)
+    lora = table.lora.model_dump() if table.lora else None
+    dtype = "float64" if table.dtype == "float64" else "float32"
+    return load_model(table.name, device=table.device, dtype=dtype, lora=lora)
+
+
+def _shown(screen: Screen) -> Any:
+    started = False
+
+    def progress(update: Update) -> None:
+        nonlocal started
+        if not started:
+            screen.phase("training", total=update.updates)
+            started = True
+        screen.advance()
+        if update.number * NOTES // update.updates > (update.number - 1) * NOTES // update.updates:
+            rate = update.tokens / max(update.seconds, 1e-9)
+            screen.note(
+                f"update {update.number}/{update.updates}  epoch {update.epoch}/{update.epochs}  "
+                f"loss {update.loss:.3f}  lr {update.lr:.1e}  {rate:,.0f} tokens/s"
+            )
+
+    return progress
+
+
+@contextmanager
+def _asked_to_stop(screen: Screen) -> Iterator[Any]:
+    """Whether Ctrl-C or SIGTERM was heard; a second one stops at once."""
+    heard = False
+
+    def ask(number: int, frame: object) -> None:
+        nonlocal heard
+        if heard:
+            raise KeyboardInterrupt
+        heard = True
+        screen.note("stopping after this update and saving; once more to stop at once")
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: heard
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(report: Tuned, out: Path, as_json: bool) -> None:
+    if not report.finished:
+        where = f"; the model so far: {out}" if report.updates else "; nothing was trained yet"
+        message = f"stopped after {report.updates} updates{where}"
+        if not as_json:
+            click.echo(message, err=True)
+        raise click.Abort(message)
+    if as_json:
+        click.echo(json.dumps({**report.to_json(), "path": str(out)}))
+        return
+    from ..sft import reasons
+
+    click.echo(f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.examples:,} examples")
+    if report.thinking is not None:
+        click.echo(f"with thought: {report.thinking:,}; without: {report.examples - report.thinking:,}")
+    if report.left_out:
+        click.echo(f"left out: {reasons(report.left_out)}")
+    click.echo(f"loss by epoch: {', '.join(f'{loss:.3f}' for loss in report.losses)} nats a token")
+    environment = report.environment or "ENVIRONMENT"
+    click.echo(f"next: quintain eval {environment} --model {out}")
+    click.echo(f"      quintain train --model {out} --env {environment}")

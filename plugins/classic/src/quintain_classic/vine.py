@@ -1,0 +1,221 @@
+"""Values by fresh continuations: an answer is cut into steps, and each cut is worth what the policy gets from there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from quintain.algorithm import advantage
+from quintain.chat.interruption import cut_where_stopped
+from quintain.engine import Engine, Sampled, Sampling, TokenEngine, Weights
+from quintain.errors import EnvironmentFault, UsageError
+from quintain.learning.advantages import Step
+from quintain.learning.batch import Sample
+from quintain.replay import Replay
+from quintain.service import need
+from quintain.session import derived_seed
+
+if TYPE_CHECKING:
+    from quintain.environment import Environment
+    from quintain.rollout import Rollout
+    from quintain.task import Task
+
+Told = tuple[Tensor, dict[str, float]]
+
+
+@advantage
+async def vine(
+    step: Step,
+    *,
+    rollouts: int = 9,
+    by: Literal["tokens", "lines"] = "tokens",
+    size: int = 100,
+    engine: TokenEngine = need("policy"),
+    replay: Replay = need(),
+) -> Told:
+    """V(next) - V(this) for all tokens of a step of the answer, V the mean reward of fresh continuations from where
+    the step begins; R - V(this) for the last step (VinePPO; Kazemnejad et al. 2024, 2410.01679).
+
+    The sum over an answer's steps is R - V(prompt), and the estimate is unbiased: V(this) has seen nothing of the step,
+    V(next) is an independent estimate of what it led to. R and V are verdict and shaping together. Members of a group
+    share the values of what they have in common, the prompt at least.
+
+    A continuation that fails through our fault counts for nothing; a cut none of whose continuations could be scored is
+    left out, so that two steps become one, and where that is the prompt the answer does not train (advantage 0).
+
+    Single-turn answers alone: a later turn depends on what the environment said in between, which is not in the answer.
+
+    Args:
+        rollouts: continuations per cut (the paper's 9; nano-aha-moment takes 3).
+        by: ``tokens`` cuts after every *size* tokens (as nano-aha-moment), ``lines`` after every token that ends a line
+            (the paper cuts at lines or sentences).
+        size: tokens of a step.
+
+    Raises:
+        UsageError: a setting is out of range, an answer of several turns, or a KL term or a length
+            punishment in the reward.
+    """
+    if rollouts < 1 or size < 1 or by not in ("tokens", "lines"):
+        raise UsageError(f"advantage.vine: rollouts {rollouts}, by {by!r}, size {size}; expected numbers from 1")
+    if step.penalty is not None or any(r != s.total for r, s in zip(step.rewards, step.batch.samples, strict=True)):
+        raise UsageError(
+            "advantage.vine compares what the environment gave continuations, and a KL term or a length punishment of "
+            'the row is not among that; set kl.where = "loss" and overlong = 0'
+        )
+    answers = [Answer.of(sample) for sample in step.batch.samples]
+    cuts = [answer.cuts(engine, by, size) for answer in answers]
+    wanted: dict[tuple[int, ...], tuple[int, int]] = {}
+    for i, (answer, places) in enumerate(zip(answers, cuts, strict=True)):
+        for cut in places:
+            wanted.setdefault(answer.start + answer.said[:cut], (i, cut))
+    values, counts = await _values(wanted, answers, rollouts, engine, replay)
+    out: list[float] = []
+    for answer, places in zip(answers, cuts, strict=True):
+        out.extend(answer.advantages({cut: values[answer.start + answer.said[:cut]] for cut in places}))
+    steps = sum(map(len, cuts)) / max(1, sum(bool(places) for places in cuts))
+    return torch.tensor(out, dtype=torch.float64), {"vine.steps": steps, **counts}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A sample as it is cut: *said*, its trained tokens, after *start*; *total* is its reward."""
+
+    start: tuple[int, ...]
+    said: tuple[int, ...]
+    total: float
+
+    @classmethod
+    def of(cls, sample: Sample) -> Answer:
+        """The answer of *sample*.
+
+        Raises:
+            UsageError: it has several turns, or holds tokens that were not sampled.
+        """
+        why = "advantage.vine cuts single answers, and this rollout"
+        if len(sample.turns) > 1 or len(sample.sequences) > 1:
+            raise UsageError(f"{why} has several turns; take another algorithm, or environments of a single turn")
+        (sequence,) = sample.sequences
+        first = sequence.mask.index(True) if any(sequence.mask) else len(sequence.mask)
+        if not all(sequence.mask[first:]):
+            raise UsageError(f"{why} holds tokens inside its answer that it did not sample (a tool, an interruption)")
+        return cls(start=tuple(sequence.ids[:first]), said=tuple(sequence.ids[first:]), total=sample.total)
+
+    def cuts(self, engine: TokenEngine, by: str, size: int) -> list[int]:
+        """Tokens before each step, from 0."""
+        if by == "tokens":
+            return list(range(0, len(self.said), size))
+        ends = [i + 1 for i, token in enumerate(self.said) if "\n" in engine.codec.decode([token])]
+        return [0, *(end for end in ends if end < len(self.said))] if self.said else []
+
+    def advantages(self, values: Mapping[int, float | None]) -> list[float]:
+        """One per token, from the values of the cuts that have one."""
+        known = [(cut, value) for cut, value in values.items() if value is not None]
+        if not known or known[0][0] > 0:
+            return [0.0] * len(self.said)
+        out: list[float] = []
+        for (cut, value), (end, reached) in pairwise([*known, (len(self.said), self.total)]):
+            out.extend([reached - value] * (end - cut))
+        return out
+
+
+async def _values(
+    wanted: Mapping[tuple[int, ...], tuple[int, int]],
+    answers: Sequence[Answer],
+    rollouts: int,
+    engine: TokenEngine,
+    replay: Replay,
+) -> tuple[dict[tuple[int, ...], float | None], dict[str, float]]:
+    """The value of each beginning, ``None`` where no continuation could be scored, and what it took.
+
+    Args:
+        wanted: by its tokens, prompt included: a sample that begins so, and how much of its answer that is.
+    """
+    plays = [
+        (i, Continued(engine, answers[i].start, answers[i].said[:cut], number=k))
+        for i, cut in wanted.values()
+        for k in range(rollouts)
+    ]
+    played = await replay(plays)
+    values: dict[tuple[int, ...], float | None] = {}
+    failed = 0
+    for n, begun in enumerate(wanted):
+        scores = [_worth(r) for r in played[n * rollouts : (n + 1) * rollouts] if r.valid]
+        failed += rollouts - len(scores)
+        values[begun] = math.fsum(scores) / len(scores) if scores else None
+    counts = {"continuations": len(plays), "failed": failed, "tokens": sum(e.sampled for _, e in plays)}
+    return values, {f"vine.{name}": float(count) for name, count in counts.items()}
+
+
+def _worth(rollout: Rollout[Any, Any]) -> float:
+    """As `Sample.total` of the policy's own seat."""
+    return sum(score.of_seat("") for score in (rollout.verdict, rollout.shaping) if score is not None)
+
+
+class Continued(TokenEngine):
+    """Begins its first turn with given tokens and lets the policy go on; later turns are the policy's own.
+
+    Args:
+        policy: who goes on.
+        start: the prompt that the first turn must have.
+        said: what it begins with.
+        number: of the continuation, so that each draws its own tokens.
+    """
+
+    name = "continued"
+
+    def __init__(self, policy: TokenEngine, start: tuple[int, ...], said: tuple[int, ...], *, number: int) -> None:
+        self.codec, self.context, self.version = policy.codec, policy.context, policy.version
+        self.start, self.said, self.sampled = start, said, 0
+        self._policy, self._number = policy, number
+        self._given, self._begun = 0, False
+
+    def for_task(self, environment: Environment[Any, Any], task: Task) -> Engine:
+        """This one, from the start: an episode that failed is played again."""
+        self._given, self._begun = 0, False
+        return self
+
+    def for_seat(self, name: str) -> Engine:
+        """Other seats are the policy's, as the first time."""
+        return self if not name else self._policy.for_seat(name)
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        seed = derived_seed(how.seed, "vine", len(self.said), self._number)
+        if self._begun:
+            return await self._policy.sample(ids, how.but(seed=seed))
+        if tuple(ids) != self.start + self.said[: self._given]:
+            raise EnvironmentFault(
+                "played again, the episode began with another prompt; its seed must decide all of it"
+            )
+        rest = self._kept(self.said[self._given :], how.max_tokens)
+        self._given += len(rest.ids)
+        if how.max_tokens is not None and len(rest.ids) >= how.max_tokens:
+            return rest  # the turn is asked for in pieces (an interruption that did not come about)
+        self._begun = True
+        left = None if how.max_tokens is None else how.max_tokens - len(rest.ids)
+        new = await self._policy.sample([*ids, *rest.ids], how.but(seed=seed, max_tokens=left))
+        new = cut_where_stopped(self.codec, rest, new, how.stop)
+        self.sampled = len(new.ids)
+        return Sampled(
+            ids=(*rest.ids, *new.ids),
+            logps=(*rest.logps, *new.logps),
+            versions=(*rest.versions, *new.versions),
+            finish=new.finish,
+            stop=new.stop,
+        )
+
+    def _kept(self, ids: Sequence[int], most: int | None) -> Sampled:
+        """The first *most* of *ids*; what their log-probs were does not matter, for replays do not train."""
+        ids = tuple(ids[:most])
+        return Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(self.version,) * len(ids), finish="length")
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        return await self._policy.score(ids, start, temperature)
+
+    async def update(self, weights: Weights) -> int:
+        raise UsageError("a continuation has no weights of its own")

@@ -1,0 +1,80 @@
+"""Imitating the winners: which samples of a group are kept, and what their tokens weigh.
+
+Both pieces choose by the batch alone, so that equal options choose equal samples. A sample trains where both choose it:
+options given to the aggregation suffice, and the same ones given to the advantage save the passes of the others.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quintain.algorithm import advantage, aggregation
+from quintain.errors import UsageError
+
+if TYPE_CHECKING:
+    from quintain.learning.advantages import Step
+    from quintain.learning.batch import Batch, Sample
+
+SUCCESS = 1.0
+_SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
+
+
+@advantage
+def winners(step: Step, *, success: float = SUCCESS, best: int | None = None, dedupe: bool = False) -> list[float]:
+    """1 for a sample that succeeded, 0 for the others: rejection-sampling fine-tuning (Yuan et al. 2023, 2308.01825),
+    the imitation step of expert iteration (Anthony et al. 2017, 1705.08439).
+
+    With rewards of 0 or 1 this is REINFORCE without a baseline, sample for sample, hence in expectation. Best-of-n and
+    RAFT (Dong et al. 2023, 2304.06767, algorithm 1) keep the best one whatever it got: ``best = 1, success = -inf``.
+
+    Args:
+        success: verdict from which on a sample is a winner.
+        best: at most so many winners of a group, those of the highest verdict plus shaping, ties in order; all where
+            ``None``. A KL term in the reward does not count.
+        dedupe: of winners with the same tokens only the first. (The paper compares lists of equations.)
+
+    Raises:
+        UsageError: *best* is below 1.
+    """
+    return [float(kept) for kept in chosen(step.batch, success=success, best=best, dedupe=dedupe)]
+
+
+@aggregation(name="winners")
+def over_winners(
+    batch: Batch, *, success: float = SUCCESS, best: int | None = None, dedupe: bool = False
+) -> list[float]:
+    """1 / (tokens of the winners) for a token of a winner, 0 for those of the others.
+
+    With `winners` the loss is the mean of -log theta over the winners' tokens, as in supervised training on them. Under
+    ``token``, which divides by the tokens of the whole batch, the same gradient is shorter by the winners' share of the
+    tokens: that is REINFORCE. A KL term in the loss covers the winners alone.
+
+    Args:
+        success, best, dedupe: as for the advantage `winners`.
+    """
+    kept = chosen(batch, success=success, best=best, dedupe=dedupe)
+    tokens = sum(sample.tokens for sample, keep in zip(batch.samples, kept, strict=True) if keep)
+    return [keep / max(1, tokens) for keep in kept]
+
+
+def chosen(batch: Batch, *, success: float, best: int | None, dedupe: bool) -> list[bool]:
+    """Whether each sample is kept."""
+    if best is not None and best < 1:
+        raise UsageError(f"winners: best is {best}; expected at least 1, or nothing for all winners")
+    kept = [False] * len(batch.samples)
+    for members in batch.groups:
+        found = [i for i in members if batch.samples[i].verdict >= success - _SLACK]
+        if dedupe:
+            first: dict[object, int] = {}
+            for i in found:
+                first.setdefault(_tokens(batch.samples[i]), i)
+            found = list(first.values())
+        if best is not None:
+            found = sorted(found, key=lambda i: -batch.samples[i].total)[:best]
+        for i in found:
+            kept[i] = True
+    return kept
+
+
+def _tokens(sample: Sample) -> object:
+    return tuple(sequence.ids for sequence in sample.sequences)

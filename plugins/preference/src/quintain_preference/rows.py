@@ -1,0 +1,60 @@
+"""The rows. All of them learn from the rollouts of an ordinary run; nothing is stored between steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from quintain.algorithm import Row
+from quintain.learning.admission import minimum
+from quintain.learning.advantages import group_mean
+from quintain.learning.aggregation import prompt
+from quintain.learning.corrections import uncorrected
+from quintain.learning.objectives import policy_gradient
+
+from .imitation import over_winners, winners
+from .pairs import dpo, dpo_norm, simpo
+
+RFT = Row(
+    name="rft",
+    summary="Imitate the answers that succeeded: expert iteration, rejection sampling, best-of-n.",
+    source="Yuan et al. 2023, arXiv 2308.01825",
+    advantage=winners,
+    objective=policy_gradient,
+    correction=uncorrected,
+    aggregation=over_winners,
+    admission=minimum.using(members=1),
+    published={"group": 100, "temperature": 0.7},
+)
+
+# The order of rewards is all that pairs need, and a group without pairs has advantages of exactly 0, hence no pass.
+# `prompt` lets each group weigh 1 / (groups of the batch), those without pairs included. `sequence` would let it weigh
+# (its members) / (samples): the same where no member failed.
+DPO = Row(
+    name="dpo",
+    summary="Pairs ranked by reward in each group, logistic loss on summed log-ratios to the reference, beta 0.1.",
+    source="Rafailov et al. 2023, arXiv 2305.18290, equation 7",
+    advantage=group_mean,
+    objective=dpo,
+    correction=uncorrected,
+    aggregation=prompt,
+    admission=minimum,
+    published={"group": 2},
+)
+
+DPO_NORM = replace(
+    DPO,
+    name="dpo_norm",
+    summary="DPO with log-ratios averaged over the tokens of each answer, beta 5.",
+    source="Lambert et al. 2024 (Tulu 3), arXiv 2411.15124, section 5.1",
+    objective=dpo_norm,
+    published={},
+)
+
+SIMPO = replace(
+    DPO,
+    name="simpo",
+    summary="Pairs ranked by reward in each group, mean log-probs with a target margin, no reference.",
+    source="Meng et al. 2024, arXiv 2405.14734, equation 6",
+    objective=simpo,
+    published={"group": 5, "temperature": 0.8},
+)

@@ -1,0 +1,183 @@
+"""Every row of core, and every choice that no row makes, beside its closed form.
+
+The numbers on the right are those of the papers and of issue trackers, written down again: nothing is read from the
+package.
+"""
+
+from __future__ import annotations
+
+import math
+
+from quintain.algorithm import KL, Row
+from quintain.learning import PRESETS
+
+from . import closed_form as cf
+from .closed_form import Method, Penalty
+
+Pair = tuple[Row, Method]
+BASELINE = 0.37
+"""Of the moving average: what earlier batches left; and what the greedy answer earns."""
+EMA_STATE = {"average": 0.1 * BASELINE, "weight": 0.1}
+
+DR_GRPO = Method(advantage=cf.in_groups(cf.less_mean), slope=cf.clip(), share=cf.by_constant)
+GRPO = Method(
+    advantage=cf.in_groups(cf.standardised),
+    slope=cf.clip(),
+    share=cf.by_sequence,
+    kl=Penalty(where="loss", estimate="k3", coefficient=0.04),
+)
+RLOO = Method(advantage=cf.in_groups(cf.less_others), slope=cf.likelihood, share=cf.by_constant)
+
+CORE: dict[str, Method] = {
+    "reinforce": RLOO.but(advantage=cf.less_batch_mean),
+    "grpo": GRPO,
+    "rloo": RLOO,
+    "reinforce_pp": Method(
+        advantage=cf.plus_plus,
+        slope=cf.clip(),
+        share=cf.by_token,
+        kl=Penalty(where="reward", estimate="k1", coefficient=0.01),
+    ),
+    "reinforce_pp_baseline": Method(
+        advantage=cf.plus_plus_baseline,
+        slope=cf.clip(),
+        share=cf.by_token,
+        kl=Penalty(where="loss", estimate="k2", coefficient=0.01),
+    ),
+    "dr_grpo": DR_GRPO,
+    "dapo": GRPO.but(slope=cf.clip(0.2, 0.28), share=cf.by_token, kl=None, overlong=0.2),
+    "cispo": GRPO.but(slope=cf.capped(5.0), share=cf.by_token, kl=None),
+    "gspo": GRPO.but(slope=cf.geometric_clip(3e-4, 4e-4), whole=True, kl=None),
+    "dppo": DR_GRPO.but(slope=cf.divergence_mask("tv", 0.15)),
+    "maxrl": RLOO.but(advantage=cf.in_groups(cf.excess_over_success)),
+    "kimi": DR_GRPO.but(slope=cf.squared(0.1), share=cf.by_sequence, whole=True),
+    "otb": RLOO.but(advantage=cf.optimal_token),
+    "trm": RLOO.but(slope=cf.surrogate("mu"), weigh=cf.whole_sample("k3", "max", 0.05)),
+    "dvp": RLOO.but(slope=cf.clip(), prune=math.exp(-13)),
+    "scalerl": Method(advantage=cf.over_batch_spread(), slope=cf.capped(5.0, anchor="mu"), share=cf.by_prompt),
+    "olmorl": DR_GRPO.but(slope=cf.clip(0.2, 0.272), share=cf.by_token, weigh=cf.truncated(2.0)),
+    "sft": RLOO.but(advantage=cf.one, share=cf.by_token),
+}
+
+
+def _kl(where: str, estimate: str, score: bool = False) -> Pair:
+    """rloo with a KL term."""
+    kl = KL(where=where, estimator=estimate, coefficient=0.3, score_factor=score)  # type: ignore[arg-type]
+    penalty = Penalty(where=where, estimate=estimate, coefficient=0.3, score=score)  # type: ignore[arg-type]
+    return PRESETS["rloo"].but(kl=kl), RLOO.but(kl=penalty)
+
+
+def _masked(estimate: str, over: str, limit: float) -> Pair:
+    row = PRESETS["dr_grpo"].but(
+        correction={"use": "sequence_mask", "estimate": estimate, "over": over, "limit": limit}
+    )
+    return row, DR_GRPO.but(weigh=cf.whole_sample(estimate, over, limit))
+
+
+def _objective(slope: cf.Slope, whole: bool = False, anchor: str = "prox", **objective: object) -> Pair:
+    """dr_grpo with another objective."""
+    row = PRESETS["dr_grpo"].but(objective=objective, anchor=anchor)
+    return row, DR_GRPO.but(slope=slope, whole=whole)
+
+
+def _advantage(name: str, advantage: cf.Advantage, **args: object) -> Pair:
+    """rloo with another advantage."""
+    return PRESETS["rloo"].but(advantage={"use": name, **args}), RLOO.but(advantage=advantage)
+
+
+def _corrected(weigh: cf.Weigh, **correction: object) -> Pair:
+    return PRESETS["dr_grpo"].but(correction=correction), DR_GRPO.but(weigh=weigh)
+
+
+LIMITS = {"sum": {"k1": 0.4, "k2": 0.2, "k3": 0.2}, "mean": {"k1": 0.25, "k2": 0.1, "k3": 0.1}}
+LIMITS["max"] = {"k1": 0.4, "k2": 0.1, "k3": 0.1}
+
+CHOICES: dict[str, Pair] = {
+    "raw": _advantage("raw", cf.less_constant(0.0)),
+    "ema": _advantage("ema", cf.less_constant(BASELINE)),
+    "greedy": _advantage("greedy", cf.less_constant(BASELINE)),
+    "group_mean": _advantage("group_mean", cf.in_groups(cf.less_mean)),
+    "process_norm": (PRESETS["grpo"].but(advantage="process_norm"), GRPO.but(advantage=cf.process)),
+    "maxrl-success": _advantage("maxrl", cf.in_groups(cf.over_success), form="success"),
+    "batch_norm": _advantage("batch_norm", cf.over_batch_spread()),
+    "batch_norm-environment": _advantage("batch_norm", cf.over_batch_spread(True), over="environment"),
+    "token": (PRESETS["dr_grpo"].but(aggregation="token"), DR_GRPO.but(share=cf.by_token)),
+    "sequence": (PRESETS["dr_grpo"].but(aggregation="sequence"), DR_GRPO.but(share=cf.by_sequence)),
+    "prompt": (PRESETS["dr_grpo"].but(aggregation="prompt"), DR_GRPO.but(share=cf.by_prompt)),
+    "importance": _objective(cf.surrogate("prox"), use="importance"),
+    "importance-mu": _objective(cf.surrogate("mu"), anchor="mu", use="importance"),
+    "clip-mu": _objective(cf.clip(anchor="mu"), anchor="mu", use="ppo_clip"),
+    "dual": _objective(cf.clip(dual=1.4), use="ppo_clip", dual=1.4),
+    "sequence_clip": _objective(cf.product_clip(0.2, 0.3), whole=True, use="sequence_clip", high=0.3),
+    "sequence_clip-dual": _objective(cf.product_clip(0.2, 0.2, dual=1.3), whole=True, use="sequence_clip", dual=1.3),
+    "gspo-wide": _objective(cf.geometric_clip(0.1, 0.2), whole=True, use="gspo", low=0.1, high=0.2),
+    "gspo_token": (
+        PRESETS["grpo"].but(
+            advantage="process_norm", objective={"use": "gspo_token", "low": 0.1, "high": 0.2}, kl={"coefficient": 0}
+        ),
+        GRPO.but(advantage=cf.process, slope=cf.geometric_clip_of_tokens(0.1, 0.2), kl=None),
+    ),
+    "cispo-cap": _objective(cf.capped(1.1), use="cispo", cap=1.1),
+    "dppo_tv-cap": _objective(cf.divergence_mask("tv", 0.1, cap=1.1), anchor="mu", use="dppo_tv", delta=0.1, cap=1.1),
+    "dppo_kl": _objective(cf.divergence_mask("kl", 0.05), anchor="mu", use="dppo_kl"),
+    "dppo_kl-prox": _objective(cf.divergence_mask("kl", 0.02, anchor="prox"), use="dppo_kl", delta=0.02),
+    "dppo_top-1": _objective(cf.divergence_mask("top", 0.15, top=1, anchor="prox"), use="dppo_top", delta=0.15, top=1),
+    "dppo_top-2": _objective(cf.divergence_mask("top", 0.1, top=2, anchor="prox"), use="dppo_top", delta=0.1, top=2),
+    "dppo_top-all": _objective(
+        cf.divergence_mask("top", 0.15, top=20, anchor="prox"), use="dppo_top", delta=0.15, top=20
+    ),
+    "kimi-tau": (
+        PRESETS["kimi"].but(objective={"tau": 0.6}),
+        CORE["kimi"].but(slope=cf.squared(0.6)),
+    ),
+    "tis": _corrected(cf.truncated(1.2), use="tis", cap=1.2),
+    "tis_sequence": _corrected(cf.truncated_product(1.1), use="tis_sequence", cap=1.1),
+    "mis": _corrected(cf.banded_product(0.8, 1.5), use="mis", low=0.8, high=1.5),
+    "icepop": _corrected(cf.banded(0.7, 1.5), use="icepop", low=0.7, high=1.5),
+    "icepop-default": _corrected(cf.banded(0.5, 5.0), use="icepop"),
+    "gspo+tis_sequence": (
+        PRESETS["gspo"].but(objective={"low": 0.1, "high": 0.2}, correction={"use": "tis_sequence", "cap": 1.1}),
+        CORE["gspo"].but(slope=cf.geometric_clip(0.1, 0.2), weigh=cf.truncated_product(1.1)),
+    ),
+    "grpo+tis": (
+        PRESETS["grpo"].but(correction="tis", aggregation="token"),
+        GRPO.but(weigh=cf.truncated(2.0), share=cf.by_token),
+    ),
+    **{
+        f"sequence_mask-{estimate}-{over}": _masked(estimate, over, limit)
+        for over, held in LIMITS.items()
+        for estimate, limit in held.items()
+    },
+    "trm-k2": (
+        PRESETS["trm"].but(correction={"estimate": "k2"}),
+        CORE["trm"].but(weigh=cf.whole_sample("k2", "max", 0.05)),
+    ),
+    "trm-mean": (
+        PRESETS["trm"].but(correction={"over": "mean"}),
+        CORE["trm"].but(weigh=cf.whole_sample("k3", "mean", 0.05)),
+    ),
+    "dvp-coarse": (PRESETS["dvp"].but(prune=0.3), CORE["dvp"].but(prune=0.3)),
+    "dvp+kl": (
+        PRESETS["dvp"].but(prune=0.3, kl=KL(where="loss", estimator="k2", coefficient=0.3)),
+        CORE["dvp"].but(prune=0.3, kl=Penalty(where="loss", estimate="k2", coefficient=0.3)),
+    ),
+    "dvp+otb": (
+        PRESETS["dvp"].but(prune=0.3, advantage="optimal_token"),
+        CORE["dvp"].but(prune=0.3, advantage=cf.optimal_token),
+    ),
+    "kl-k2": _kl("loss", "k2"),
+    "kl-k3": _kl("loss", "k3"),
+    "kl-k1-score": _kl("loss", "k1", True),
+    "kl-k2-score": _kl("loss", "k2", True),
+    "kl-k3-score": _kl("loss", "k3", True),
+    "kl-k1-reward": _kl("reward", "k1"),
+    "kl-k2-reward": _kl("reward", "k2"),
+    "kl-k3-reward": _kl("reward", "k3"),
+    "mask_truncated": (
+        PRESETS["grpo"].but(mask_truncated=True),
+        GRPO.but(mask_truncated=True),
+    ),
+    "overlong": (PRESETS["rloo"].but(overlong=0.5), RLOO.but(overlong=0.5)),
+}
+
+PAIRS: dict[str, Pair] = {name: (PRESETS[name], method) for name, method in CORE.items()} | CHOICES

@@ -1,0 +1,303 @@
+"""Alarms: each rings where it should, stays silent on a healthy run, does not flicker, and survives a resume."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from quintain import alarms
+from quintain.alarms import ALARMS, Alarm, Band, Change, History, Watch, spells
+from quintain.report.curves import picture
+from quintain.report.ending import alarms as ending
+from quintain.report.screen import Screen
+from quintain.store import Record, plain
+from quintain.testing import isolated_plugins
+
+from .everything import played, settings
+
+BY_NAME = {alarm.name: alarm for alarm in ALARMS}
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "health.md"
+
+
+def healthy(steps: int = 60, *, seed: int = 0, solved: float = 0.97) -> list[Record]:
+    """A run as one likes it: success from 0.3 to *solved*, entropy down to an eighth, held-out accuracy with it."""
+    draw = random.Random(seed)
+    records: list[Record] = [{"step": 0, "held_out.accuracy": 0.3, "held_out.low": 0.24, "held_out.high": 0.37}]
+    for step in range(1, steps + 1):
+        done = step / steps
+        success = 0.3 + (solved - 0.3) * done + draw.gauss(0, 0.02)
+        record = {
+            "step": step,
+            "success": success,
+            "reward.mean": success + 0.2 * done,
+            "reward.spread": 0.5,
+            "entropy.sampled": 0.4 * math.exp(-2 * done) * (1 + draw.gauss(0, 0.1)),
+            "ratio.max": 1.5 + draw.random() * 3,
+            "zero_variance.all_right": 0.8 * done**2,
+            "zero_variance.all_wrong": 0.4 * (1 - done),
+            "idle": 0.4 + 0.4 * done,
+            "updates": 1.0,
+            "grad_norm": 0.2 * math.exp(draw.gauss(0, 0.7)),
+            "mismatch.mean": 0.01 * draw.random(),
+            "truncated": 0.05 * draw.random(),
+            "failed": 0.02 * draw.random(),
+        }
+        if step % 10 == 0:
+            record |= {"held_out.accuracy": success, "held_out.low": success - 0.06, "held_out.high": success + 0.05}
+        records.append(record)
+    return records
+
+
+def spoiled(**changes: Callable[[int, float], Any]) -> list[Record]:
+    """The healthy run with some columns changed from step 20 on: f(steps since then, what it was)."""
+    records = healthy(solved=0.7)
+    for record in records[20:]:
+        for name, change in changes.items():
+            key = name.replace("__", ".")
+            if key in record:
+                record[key] = change(record["step"] - 20, record[key])
+    return records
+
+
+def rung(records: list[Record]) -> dict[str, tuple[int, int]]:
+    """First and last step of each alarm."""
+    watch = Watch()
+    told = [{"step": r["step"], "alarms": watch.see(r).active} for r in records]
+    found = spells(told)
+    assert len({name for name, _, _ in found}) == len(found), found
+    return {name: (first, last) for name, first, last in found}
+
+
+def nothing(at: int, old: Any) -> Any:
+    return None
+
+
+SPOILED: dict[str, dict[str, Callable[[int, float], Any]]] = {
+    "entropy_collapse": {"entropy__sampled": lambda at, old: 0.4 * math.exp(-at)},
+    "ratio_explosion": {"ratio__max": lambda at, old: 60.0},
+    "held_out_falls": {"held_out__accuracy": lambda at, old: old - 0.015 * at},
+    "all_solved": {"zero_variance__all_right": lambda at, old: 0.98},
+    "nothing_learned": {"idle": lambda at, old: 1.0, "updates": lambda at, old: 0.0, "grad_norm": nothing},
+    "mismatch": {"mismatch__mean": lambda at, old: 0.2},
+    "truncated": {"truncated": lambda at, old: 0.5},
+    "failures": {"failed": lambda at, old: 0.3},
+}
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("solved", [0.5, 0.97])
+def test_a_healthy_run_is_left_alone(seed: int, solved: float) -> None:
+    assert not rung(healthy(seed=seed, solved=solved))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_each_alarm_rings_where_it_should_and_alone(name: str) -> None:
+    """Within fifteen steps of the trouble (held-out accuracy: three measurements), and to the end."""
+    found = rung(spoiled(**SPOILED[name]))
+
+    assert set(found) == {name}
+    assert 20 <= found[name][0] <= (20 + 31 if name == "held_out_falls" else 20 + 15)
+    assert found[name][1] == 60
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_an_alarm_ends_where_the_trouble_does(name: str) -> None:
+    spoilt = spoiled(**SPOILED[name])
+    first, _ = rung(spoilt)[name]
+    mended = [r if r["step"] <= first + 2 else h for r, h in zip(spoilt, healthy(200, solved=0.7), strict=False)]
+    mended += [{**r, "reward.mean": 0.3} if name == "held_out_falls" else r for r in healthy(200, solved=0.7)[61:]]
+
+    assert rung(mended)[name][1] < 120
+
+
+@pytest.mark.parametrize("name", ["ratio_explosion", "all_solved", "mismatch", "truncated", "failures"])
+def test_noise_between_the_thresholds_changes_nothing(name: str) -> None:
+    """Inside the band an alarm that is on stays on, one that is off stays off."""
+    column, band = {
+        "ratio_explosion": ("ratio.max", Band(*map(math.exp, alarms.RATIO))),
+        "all_solved": ("zero_variance.all_right", alarms.ALL_SOLVED),
+        "mismatch": ("mismatch.mean", alarms.MISMATCH),
+        "truncated": ("truncated", alarms.TRUNCATED),
+        "failures": ("failed", alarms.FAILURES),
+    }[name]
+    draw = random.Random(0)
+    low, high = sorted(band)
+    wobble = [low + (high - low) * (0.02 + 0.96 * draw.random()) for _ in range(200)]
+    off = [{**r, column: value} for r, value in zip(healthy(200)[1:], wobble, strict=True)]
+    on = [{**r, column: 2 * band.begins} if r["step"] <= 5 else r for r in off]
+
+    assert name not in rung(off)
+    assert rung(on)[name] == (5, 200)
+
+
+def test_one_bad_step_is_no_alarm_unless_it_is_beyond_measure() -> None:
+    for name in ("mismatch", "truncated", "failures", "all_solved"):
+        (key,) = SPOILED[name]
+        one = spoiled(**{key: lambda at, old, key=key, name=name: SPOILED[name][key](at, old) if at == 7 else old})
+        assert not rung(one), name
+    assert not rung(spoiled(ratio__max=lambda at, old: 60.0 if at == 7 else old))
+    assert not rung(spoiled(held_out__accuracy=lambda at, old: 0.1 if at == 30 else old))
+    large = spoiled(ratio__max=lambda at, old: 5000.0 if at == 7 else old)
+    assert rung(large)["ratio_explosion"][0] == 27
+
+
+def test_a_policy_that_is_right_may_be_sure() -> None:
+    """Solved tasks: entropy gone, groups all right, no gradient; one alarm only, that nothing is left to learn from."""
+    records = healthy()
+    for record in records[20:]:
+        record |= {"success": 1.0, "entropy.sampled": 1e-4, "zero_variance.all_right": 1.0}
+        record |= {"idle": 1.0, "updates": 0.0, "grad_norm": None}
+
+    assert set(rung(records)) == {"all_solved"}
+
+
+def test_a_vanished_gradient_is_nothing_learned() -> None:
+    """Also where advantages differ from 0 and updates are made; so is a step without admitted groups."""
+    assert set(rung(spoiled(grad_norm=lambda at, old: 1e-6))) == {"nothing_learned"}
+    assert set(rung(spoiled(updates=nothing, idle=nothing, grad_norm=nothing))) == {"nothing_learned"}
+
+
+def test_held_out_alone_may_fall() -> None:
+    """Without a rising reward it is another trouble, and a fall within the interval is none."""
+    falls = SPOILED["held_out_falls"]
+    assert not rung(spoiled(**falls, reward__mean=lambda at, old: 0.2))
+    assert not rung(spoiled(held_out__accuracy=lambda at, old: old - 0.05))
+
+
+def test_what_is_missing_or_not_finite_changes_nothing() -> None:
+    """Few steps, empty ones and null columns begin no alarm and end none."""
+    assert not rung([{"step": i} for i in range(1, 9)])
+    assert not rung([{"step": 1, "failed": 1.0, "truncated": 1.0, "mismatch.mean": 9.0, "ratio.max": 1e9}])
+    assert not rung(spoiled(failed=lambda at, old: 1.0 if at > 5 and at % 5 in (1, 2) else None))
+    on = spoiled(mismatch__mean=lambda at, old: (0.2, math.nan, None)[min(at // 10, 2)])
+    assert rung(on)["mismatch"][1] == 60
+
+
+def test_the_best_measurement_is_never_forgotten() -> None:
+    history = History()
+    for step, accuracy in enumerate([0.2, 0.9, *(0.5 + i / 1000 for i in range(30))]):
+        history = history.then({"step": step, "held_out.accuracy": accuracy})
+
+    assert len(history.marks) == alarms.MARKS + 1
+    assert max(mark.accuracy for mark in history.marks) == 0.9
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(name: str) -> None:
+    """Whatever step it stopped at: the lines of the file are all that an alarm knows."""
+    records = [json.loads(json.dumps(plain(r))) for r in spoiled(**SPOILED[name])]
+    whole = Watch()
+    told = [whole.see(r) for r in records]
+    for stop in range(1, len(records), 7):
+        again = Watch(records[:stop])
+        assert [again.see(r) for r in records[stop:]] == told[stop:]
+
+
+def test_the_screen_says_it_once_when_it_begins_and_once_when_it_ends() -> None:
+    """Also where only warnings are shown; the sentence has the numbers and what to try."""
+    for quiet in (False, True):
+        out, watch = io.StringIO(), Watch()
+        screen = Screen(out, quiet=quiet)
+        for record in spoiled(truncated=lambda at, old: 0.5 if at < 20 else old):
+            screen.alarms(watch.see(record), record)
+        begun, *ended = out.getvalue().splitlines()
+        assert begun.startswith("alarm: truncated: many answers")
+        assert "(truncated 0.5" in begun
+        assert begun.endswith(BY_NAME["truncated"].remedy)
+        assert ended == ([] if quiet else ["alarm over: truncated"])
+    assert not Change().active
+
+
+def test_when_they_rang() -> None:
+    records = [
+        {"step": i, "alarms": ["a"] * (i in (2, 3, 5)) + ["b"] * (i == 1) + ["c"] * (i > 3)} for i in range(1, 7)
+    ]
+
+    assert spells(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
+    assert ending(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
+    assert ending([{"step": 1}]) == ""
+
+
+def test_curves_are_shaded() -> None:
+    pytest.importorskip("matplotlib")
+    plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alarms": []} for i in range(1, 9)]
+    rung_run = [{**r, "alarms": [*BY_NAME, "of a later version"]} for r in plain_run]
+
+    assert picture(rung_run) != picture(plain_run)
+
+
+@pytest.mark.parametrize("alarm", ALARMS, ids=lambda a: a.name)
+def test_each_alarm_is_explained(alarm: Alarm) -> None:
+    """On the screen and on its page, with the thresholds that it has."""
+    section = re.search(rf"^### {alarm.name}\n(.*?)(?=^### |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    shares = {
+        "entropy_collapse": (alarms.ENTROPY_GONE, alarms.UNSOLVED),
+        "ratio_explosion": (tuple(map(math.exp, alarms.RATIO)), tuple(map(math.exp, alarms.RATIO_AT_ONCE[:1]))),
+        "held_out_falls": ((alarms.LEAST_FALL,),),
+        "all_solved": (alarms.ALL_SOLVED,),
+        "nothing_learned": ((alarms.IDLE, alarms.UNSOLVED.begins),),
+        "mismatch": (alarms.MISMATCH,),
+        "truncated": (alarms.TRUNCATED[1:],),
+        "failures": (alarms.FAILURES,),
+    }[alarm.name]
+
+    assert section is not None
+    assert alarm.meaning[0].islower() and not alarm.meaning.endswith(".")
+    assert alarm.remedy[0].isupper() and alarm.remedy.endswith(".")
+    for value in (v for pair in shares for v in pair):
+        assert {f"{value:g}", f"{value:.0%}".replace("%", " %")} & set(re.findall(r"[\d.]*\d(?: %)?", section[1])), (
+            value
+        )
+
+
+COLLAPSE: dict[str, Any] = {
+    "run__steps": 16,
+    "environments": [{"use": "tests.core.everything:Word"}],
+    "algorithm": {"use": "dr_grpo"},
+    "learner__lr": 0.3,
+    "batch": {"groups": 8, "members": 8},
+    "evaluation__every": 0,
+}
+
+
+def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
+    """On a real run, seen by a person, by a program and by a hook; a sensible rate does not ring."""
+    heard: list[dict[str, Any]] = []
+    tracker = ModuleType("tracker")
+    tracker.quintain_on_step_end = lambda event: heard.append(dict(event.metrics))  # type: ignore[attr-defined]
+    with isolated_plugins() as registry:
+        registry.add("hooks", "tracker", tracker)
+        records, screen, _ = played(tmp_path / "absurd", settings(**COLLAPSE))
+    when = {name: first for name, first, _ in spells(records)}
+
+    assert records[1]["entropy.sampled"] > 2
+    assert "entropy_collapse" in when
+    assert screen.count("alarm: entropy_collapse: ") == 1
+    assert [r["alarms"] for r in heard] == [r["alarms"] for r in records[1:]]
+    assert Watch(records).active == tuple(records[-1]["alarms"])
+
+    calm, screen, _ = played(tmp_path / "calm", settings(**(COLLAPSE | {"learner__lr": 1e-4, "run__steps": 8})))
+    assert "entropy_collapse" not in {name for r in calm for name in r.get("alarms", ())}
+    assert calm[-1]["alarms"] == [name for name, _, last in spells(calm) if last == 8]
+
+
+def test_a_run_that_goes_on_neither_forgets_nor_repeats_an_alarm(tmp_path: Path) -> None:
+    """Stopped after step 6, one step after an alarm began: its metrics are those of the undisturbed run."""
+    calm = COLLAPSE | {"learner__lr": 1e-4}
+    whole, _, _ = played(tmp_path / "whole", settings(**(calm | {"run__steps": 9})))
+    for steps in (6, 9):
+        halves, screen, _ = played(tmp_path / "halves", settings(**(calm | {"run__steps": steps})))
+        assert screen.count("alarm: truncated: ") == (steps == 6)
+
+    assert [r.get("alarms") for r in whole] == [None, *[[]] * 4, *[["truncated"]] * 5]
+    for a, b in zip(whole, halves, strict=True):
+        assert {k: v for k, v in a.items() if "second" not in k} == {k: v for k, v in b.items() if "second" not in k}

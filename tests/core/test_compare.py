@@ -1,0 +1,384 @@
+"""`quintain compare`: equal terms or a refusal, ordinary runs that are kept and go on, paired numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+from quintain import compare as comparing
+from quintain import conduct as conducting
+from quintain.cli import main
+from quintain.cli.compare import repeated
+from quintain.compare import Budget, compared, standings
+from quintain.environment import Environment
+from quintain.errors import RunError, UsageError
+from quintain.fits import NoFit, RepeatedSampling, Sigmoid
+from quintain.plugins.registry import isolated
+from quintain.recipe import Recipe
+from quintain.report.compared import notes, picture, row
+from quintain.report.screen import Screen
+from quintain.reward import reward
+from quintain.rollout import Rollout
+from quintain.run import Interrupted
+from quintain.store import RunFolder
+from quintain.task import Task
+
+from .models import save_tiny
+
+RECIPE = """
+[run]
+steps = 4
+[model]
+name = "model"
+[[environments]]
+use = "babble"
+[sampling]
+max_tokens = 6
+[batch]
+groups = 2
+members = 4
+[learner]
+lr = 3e-3
+[evaluation]
+every = 2
+tasks = 4
+[evaluation.test]
+tasks = 4
+[checkpoint]
+every = 1
+"""
+
+
+@reward(range=(0, 1))
+def small_letter(rollout: Rollout[Task, None]) -> float:
+    return float(any("a" <= c <= "z" for c in rollout.reply))
+
+
+class Babble(Environment[Task, None]):
+    reward = small_letter
+    size: int = 16
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return (Task(prompt=f"{split} {i}", answer="a") for i in range(self.size))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model") / "model", context=256)
+
+
+@pytest.fixture
+def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with a recipe and a tiny model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    (tmp_path / "ours.toml").write_text(RECIPE)
+    with isolated(keep=["quintain"]) as registry:
+        registry.add("environment", "babble", Babble)
+        yield tmp_path
+
+
+def recipe(**changes: Any) -> Recipe:
+    return Recipe.parse(RECIPE).but({k.replace("__", "."): v for k, v in changes.items()})
+
+
+def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    status = main(["compare", *argv])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+# ------------------------------------------------------------------------------------------------ equal terms
+
+
+def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> None:
+    """Runs come seed by seed; each has the recipe, its seed and its own folder."""
+    both = [("a", recipe()), ("a", recipe(algorithm__use="rloo", learner__lr=1e-3))]
+    found = compared(both, seeds=[3, 5], folder=tmp_path, steps=2)
+
+    assert [("a", 3), ("a.2", 3), ("a", 5), ("a.2", 5)] == found.runs()
+    one = found.recipe("a.2", 5)
+    assert ("rloo", 5, 2, "a.2-seed5") == (one.algorithm.use, one.run.seed, one.run.steps, one.run.name)
+    assert found.path("a.2", 5) == Path(one.run.folder) / one.run.name
+
+
+@pytest.mark.parametrize(
+    "change, what",
+    [
+        ({"environments.0.args.size": 8}, "tasks"),
+        ({"environments.0.reward": "0.5 * babble"}, "tasks"),
+        ({"model.name": "other"}, "starting models"),
+        ({"evaluation.tasks": 8}, "measurements"),
+        ({"run.steps": 5}, "budgets"),
+        ({"batch.groups": 3}, "--budget"),
+    ],
+)
+def test_unequal_terms_are_refused(change: Mapping[str, Any], what: str) -> None:
+    with pytest.raises(UsageError, match=what):
+        compared([("a", recipe()), ("b", recipe().but(change))], seeds=[0], folder="compare/x")
+
+
+def test_a_budget_makes_unequal_batches_equal() -> None:
+    both = [("a", recipe()), ("b", recipe(batch__groups=4))]
+    found = compared(both, seeds=[0], folder="x", budget=Budget.parse("samples=64"))
+
+    assert [8, 4] == [r.run.steps for r in found.recipes.values()]
+    assert {64} == {r.stop.samples for r in found.recipes.values()}
+
+
+@pytest.mark.parametrize(
+    "text, kind, amount", [("tokens=2_000", "tokens", 2000), ("seconds=1.5", "seconds", 1.5), ("steps=3", "steps", 3)]
+)
+def test_budgets_are_read(text: str, kind: str, amount: float) -> None:
+    budget = Budget.parse(text)
+    ended = budget.of(recipe(), None)
+
+    assert (kind, amount) == (budget.kind, budget.amount)
+    assert amount == (ended.run.steps if kind == "steps" else getattr(ended.stop, kind))
+
+
+@pytest.mark.parametrize("text", ["tokens", "tokens=0", "tokens=many", "euros=3", "samples=-1", "seconds=inf"])
+def test_a_budget_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="tokens=N"):
+        Budget.parse(text)
+
+
+@pytest.mark.parametrize("seeds", [[], [1, 1], [-1]])
+def test_seeds_must_be_some_and_different(seeds: list[int]) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        compared([("a", recipe())], seeds=seeds, folder="x")
+
+
+def test_lists_of_words_are_read() -> None:
+    """Each option takes what follows, up to the next option or a recipe."""
+    line = "--algorithms grpo rloo --seeds 0 1,2 ours.toml --steps 3 --set a.b=c -q --seeds=4"
+    want = "--algorithms grpo --algorithms rloo --seeds 0 --seeds 1 --seeds 2 ours.toml --steps 3 --set a.b=c -q"
+
+    assert [*want.split(), "--seeds", "4"] == repeated(line.split())
+
+
+@pytest.mark.parametrize(
+    "argv, message",
+    [
+        (["--seeds", "0"], "nothing to compare"),
+        (["ours.toml", "ours.toml", "--algorithms", "grpo"], "give one"),
+        (["ours.toml", "--algorithms", "grpo", "dr_gpro"], "did you mean 'dr_grpo'"),
+        (["ours.toml", "--set", "learner.lrr=1"], "lrr"),
+        (["ours.toml", "--budget", "tokens=x"], "tokens=N"),
+    ],
+)
+def test_mistakes_are_found_without_a_run(
+    capsys: pytest.CaptureFixture[str], place: Path, argv: list[str], message: str
+) -> None:
+    status, out, err = called(capsys, *argv)
+
+    assert (2, "") == (status, out) and message in err and "Traceback" not in err
+    assert not (place / "compare").exists()
+
+
+def test_arguments_of_another_row_are_not_dropped_silently(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    (place / "args.toml").write_text(RECIPE + "[algorithm]\nuse = 'grpo'\nargs = { epochs = 2 }\n")
+    status, _, err = called(capsys, "args.toml", "--algorithms", "rloo", "grpo")
+
+    assert 2 == status and "for 'grpo'" in err
+
+
+# ------------------------------------------------------------------------------------------------- real runs
+
+
+@pytest.fixture
+def small(place: Path) -> list[str]:
+    return ["ours.toml", "--algorithms", "dr_grpo", "rloo", "--seeds", "0", "1", "--steps", "2", "--folder", "c"]
+
+
+def test_a_comparison_from_end_to_end(
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four ordinary runs, a picture, a result for programs and one for people; a second call does nothing anew."""
+    status, out, _ = called(capsys, *small, "--json")
+    told = json.loads(out)
+
+    assert 0 == status and told["finished"]
+    assert {"dr_grpo-seed0", "dr_grpo-seed1", "rloo-seed0", "rloo-seed1"} == {
+        p.parent.name for p in place.glob("c/*/summary.json")
+    }
+    first, second = told["recipes"].values()
+    assert first["difference"] is None and 2 == second["difference"]["count"]
+    pairs = zip(second["runs"], first["runs"], strict=True)
+    assert second["difference"]["mean"] == pytest.approx(sum(a["after"] - b["after"] for a, b in pairs) / 2)
+    for run in first["runs"]:
+        assert (16, 2) == (run["samples"], run["steps"]) and 0 <= run["before"] <= 1
+    assert [r["before"] for r in first["runs"]] == [r["before"] for r in second["runs"]]  # the same starting model
+    assert "amounts of compute" in first["fits"]["compute"]["reason"]
+    assert (place / "c" / "compare.png").read_bytes().startswith(b"\x89PNG")
+    assert told["recipes"] == json.loads((place / "c" / "compare.json").read_text())["recipes"]
+
+    monkeypatch.setattr(conducting, "conduct", lambda *a: pytest.fail("a finished run was started again"))
+    status, out, _ = called(capsys, *small)
+    assert 0 == status and "against dr_grpo" in out and "no compute curve" in out
+
+
+def test_runs_are_those_of_train_and_leave_nothing_behind(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    """The same recipe twice in one process gives the same run, which is the one of `quintain train`."""
+    status, _, err = called(capsys, "ours.toml", "ours.toml", "--seeds", "7", "--folder", "c", "--quiet")
+    assert 0 == status, err
+    assert 0 == main(["train", "ours.toml", "--seed", "7", "--name", "alone", "--quiet"])
+
+    def metrics(path: str) -> list[dict[str, Any]]:
+        records = RunFolder(place / path, lock=False).metrics()
+        return [{k: v for k, v in r.items() if "second" not in k} for r in records]
+
+    assert metrics("runs/alone") == metrics("c/ours-seed7") == metrics("c/ours.2-seed7")
+
+
+def test_an_interrupted_comparison_goes_on(
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the second run: the first is kept, the second is picked up in its folder."""
+    small = [w for w in small if w != "1"]
+    real, started = conducting.conduct, []
+
+    def stops_once(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+        started.append(folder.name)
+        if len(started) == 2:
+            raise Interrupted("stopped after step 0")
+        return real(recipe, folder, screen)
+
+    monkeypatch.setattr(conducting, "conduct", stops_once)
+    status, _, err = called(capsys, *small, "--quiet")
+    assert 130 == status and "the same command goes on in c" in err
+    held = json.loads((place / "c" / "compare.json").read_text())
+    assert not held["finished"] and 1 == sum(r["finished"] for s in held["recipes"].values() for r in s["runs"])
+
+    status, out, _ = called(capsys, *small, "--json")
+    assert 0 == status and json.loads(out)["finished"]
+    assert ["dr_grpo-seed0", "rloo-seed0", "rloo-seed0"] == started
+
+
+def test_a_run_of_another_recipe_is_not_taken_for_ours(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    one = ["ours.toml", "--seeds", "0", "--steps", "1", "--folder", "c", "--quiet"]
+    assert 0 == called(capsys, *one)[0]
+    status, _, err = called(capsys, *one, "--set", "learner.lr=1e-4")
+
+    assert 2 == status and "another recipe" in err and "--folder" in err
+
+
+def test_one_failure_does_not_cost_the_others(
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reason is shown and stored, the status is 1, the others are there."""
+    small = [w for w in small if w != "1"]
+    real = conducting.conduct
+
+    def fails_at_times(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+        if folder.name == "dr_grpo-seed0":
+            raise RunError("the gradient is not finite")
+        return real(recipe, folder, screen)
+
+    monkeypatch.setattr(conducting, "conduct", fails_at_times)
+    status, out, _ = called(capsys, *small)
+    failed, done = json.loads((place / "c" / "compare.json").read_text())["recipes"].values()
+
+    assert 1 == status and "dr_grpo-seed0 failed: the gradient is not finite" in out
+    assert ["the gradient is not finite"] == [r["failure"] for r in failed["runs"]] and failed["after"] is None
+    assert 1 == done["after"]["count"] and done["difference"] is None  # there is nothing to pair it with
+
+
+@pytest.mark.parametrize("budget, used", [("samples=17", 24), ("tokens=30", None), ("seconds=0.000001", 8)])
+def test_a_budget_ends_the_runs(capsys: pytest.CaptureFixture[str], place: Path, budget: str, used: int | None) -> None:
+    """The step that passes it is the last, and the run ends as a finished one."""
+    status, out, err = called(capsys, "ours.toml", "--seeds", "0", "--budget", budget, "--folder", "c", "--json")
+    assert 0 == status, err + out
+    run = json.loads(out)["recipes"]["ours"]["runs"][0]
+
+    assert run["finished"] and run["after"] is not None
+    if used is not None:
+        assert used == run["samples"]
+    else:
+        tokens = [m.get("tokens", 0) for m in RunFolder(place / "c" / "ours-seed0", lock=False).metrics()]
+        assert sum(tokens[:-1]) < 30 <= sum(tokens) == run["tokens"]
+
+
+# --------------------------------------------------------------------------------------------- made-up results
+
+
+def write(folder: Path, rates: Sequence[float], coverage: Mapping[int, float] | None = None) -> None:
+    """A finished run: every step 10 samples, 100 tokens and 2 seconds; reward and accuracy as given."""
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text("")
+    lines = [{"step": 0, "held_out.accuracy": rates[0]}]
+    for step, rate in enumerate(rates[1:], 1):
+        spent = {"samples": 10, "tokens": 100, "seconds.rollouts": 1.5, "seconds.update": 0.5, "seconds.evaluation": 9}
+        lines.append({"step": step, **spent, "reward.verdict.mean": rate, "held_out.accuracy": rate})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    after = {"accuracy": rates[-1], **{f"pass@{k}": c for k, c in (coverage or {}).items()}}
+    (folder / "summary.json").write_text(json.dumps({"held_out": {"before": {"accuracy": rates[0]}, "after": after}}))
+
+
+def rise(top: float, wobble: float = 0.0, steps: int = 30) -> list[float]:
+    return [0.2 + (top - 0.2) / (1 + (800 / max(1e-9, 100 * i)) ** 2) + wobble * (-1) ** i for i in range(steps + 1)]
+
+
+@pytest.fixture
+def made_up(tmp_path: Path) -> list[comparing.Standing]:
+    comparison = compared([("a", recipe()), ("b", recipe(algorithm__use="rloo"))], seeds=[0, 1, 2], folder=tmp_path)
+    for seed, wobble in enumerate((0.01, -0.01, 0.0)):
+        write(comparison.path("a", seed), rise(0.6, wobble))
+        rates = rise(0.8 + 0.05 * seed, wobble)
+        write(comparison.path("b", seed), rates, {k: math.exp(math.log(rates[-1]) * k**-0.5) for k in (2, 4, 8)})
+    return standings(comparison)
+
+
+def test_means_differences_and_what_was_used(made_up: list[comparing.Standing]) -> None:
+    """Differences are taken seed by seed, so what the seeds share drops out; evaluation costs nothing."""
+    a, b = made_up
+    end = [rise(0.8 + 0.05 * i)[-1] - rise(0.6)[-1] for i in range(3)]
+
+    assert b.difference is not None and a.difference is None
+    assert sum(end) / 3 == pytest.approx(b.difference.value)
+    assert {"steps": 30, "samples": 300, "tokens": 3000, "seconds": 60} == pytest.approx(dict(b.used))
+    assert a.gain is not None and a.gain.value == pytest.approx(rise(0.6)[-1] - rise(0.6)[0])
+    assert "3/3" == row(a)[1] and row(b)[5].startswith("+")
+
+
+def test_bands_cover_what_all_seeds_have_seen(made_up: list[comparing.Standing]) -> None:
+    band = made_up[0].band("tokens")
+    assert band is not None and band.low is not None and band.high is not None
+
+    assert (100, 3000) == (band.x[0], band.x[-1])
+    assert band.mean[-1] == pytest.approx(rise(0.6)[-1])
+    assert all(low <= m <= high for low, m, high in zip(band.low, band.mean, band.high, strict=True))
+    held = made_up[0].band("samples", "accuracy")
+    assert held is not None and (0, 300) == (held.x[0], held.x[-1])
+
+
+def test_fits_where_there_is_data(made_up: list[comparing.Standing]) -> None:
+    a, b = made_up
+
+    assert isinstance(a.compute, Sigmoid) and a.compute.identified
+    assert 0.6 == pytest.approx(a.compute.ceiling.value, abs=0.02)
+    assert 800 == pytest.approx(a.compute.midpoint.value, rel=0.1)
+    assert isinstance(a.attempts, NoFit) and "evaluation.samples" in a.attempts.reason
+    assert isinstance(b.attempts, RepeatedSampling) and b.after is not None
+    assert -0.5 == pytest.approx(b.attempts.b.value, abs=0.01)
+    assert b.after.value == pytest.approx(b.attempts(1), abs=0.01)  # pass@1 is the accuracy
+    assert any("ceiling 60" in line or "ceiling 59" in line for line in notes(made_up))
+    assert picture(made_up).startswith(b"\x89PNG")
+
+
+def test_one_seed_is_told_to_be_one(tmp_path: Path) -> None:
+    comparison = compared([("a", recipe())], seeds=[0], folder=tmp_path)
+    write(comparison.path("a", 0), rise(0.6))
+    found = standings(comparison)
+
+    assert found[0].after is not None and found[0].after.low is None
+    assert any("one seed" in line for line in notes(found))
+    assert (band := found[0].band("seconds")) is not None and band.low is None

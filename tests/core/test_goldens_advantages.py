@@ -1,0 +1,200 @@
+"""Advantages by hand: degenerate groups, where exactly 0 is asked for, turns, the baselines of OTB and MaxRL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from quintain.algorithm import find
+from quintain.errors import UsageError
+from quintain.learning import Batch, Sample
+from quintain.learning.advantages import Step, is_constant, returns
+from quintain.learning.batch import overlong
+
+from . import batches
+
+
+def step(rewards: Sequence[float], groups: Sequence[int] = (), tokens: int = 2, **sample: Any) -> Step:
+    """Samples of some tokens each, with what a step under prox would hold."""
+    samples = tuple(
+        Sample(sequences=(batches.sequence([1], [2] * tokens),), verdict=r, group=g, **sample)
+        for r, g in zip(rewards, groups or [0] * len(rewards), strict=True)
+    )
+    n = tokens * len(rewards)
+    draw = torch.Generator().manual_seed(0)
+    prox = -torch.rand(n, generator=draw, dtype=torch.float64) * 2 - 0.1
+    statistics = {"prox_logp": prox, "square": torch.full((n,), 0.9, dtype=torch.float64)}
+    return Step(batch=Batch(samples=samples), rewards=tuple(rewards), statistics=statistics)
+
+
+RELATIVE = [
+    *"group_mean group_norm leave_one_out batch_mean maxrl batch_norm".split(),
+    *"reinforce_pp reinforce_pp_baseline process_norm optimal_token".split(),
+]
+"""Advantages that compare rewards, so that equal ones say nothing."""
+
+
+@pytest.mark.parametrize("members", [1, 2, 3, 8, 12])
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 0.9, 1.0, 1e6])
+@pytest.mark.parametrize("name", RELATIVE)
+def test_equal_rewards_give_exactly_nothing(name: str, reward: float, members: int) -> None:
+    """Also where their mean, in floating point, is not one of them (0.1, 0.7, 0.9), and where sums differ by rounding:
+    0.1 + 0.2 is not 0.3.
+    """
+    noise = [reward, (reward / 3) * 3, reward + 0.3 - 0.1 - 0.2]
+    values = [noise[i % 3] for i in range(members)]
+    assert is_constant(values)
+    found = find("advantage", name)(step(values))
+    assert not torch.as_tensor(found).any()
+
+
+@pytest.mark.parametrize("name", [name for name in RELATIVE if name != "reinforce_pp"])
+def test_turn_scores_that_are_equal_say_nothing_either(name: str) -> None:
+    """But to reinforce_pp, which compares places: returns fall along a sample, whatever the others do."""
+    held = step([0.7] * 4, turns=(1, 1), turn_scores=(0.35, 0.35))
+    assert not torch.as_tensor(find("advantage", name)(held)).any()
+
+
+@pytest.mark.parametrize("name", ["process_norm", "optimal_token"])
+def test_equal_totals_with_other_turns_do_say_something(name: str) -> None:
+    """One sample earned everything in its first turn, the other in its last."""
+    held = step([1.0, 1.0])
+    samples = tuple(
+        replace(s, turns=(1, 1), turn_scores=scores)
+        for s, scores in zip(held.batch.samples, ((1.0, 0.0), (0.0, 1.0)), strict=True)
+    )
+    found = find("advantage", name)(replace(held, batch=replace(held.batch, samples=samples)))
+    assert torch.as_tensor(found).view(2, 2)[:, 1].tolist()[0] < 0 < torch.as_tensor(found).view(2, 2)[:, 1].tolist()[1]
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_nearly_equal_is_not_equal(name: str) -> None:
+    """A difference of 1e-3 is a signal."""
+    assert torch.as_tensor(find("advantage", name)(step([0.7, 0.701, 0.7]))).any()
+
+
+@pytest.mark.parametrize("name", ["group_norm", "process_norm"])
+def test_a_spread_that_has_no_degrees_of_freedom_gives_nothing(name: str) -> None:
+    for members in (1, 2, 3):
+        found = torch.as_tensor(find("advantage", name).using(ddof=members)(step([float(i) for i in range(members)])))
+        assert not found.any()
+    assert torch.as_tensor(find("advantage", name).using(ddof=1)(step([0.0, 1.0]))).any()
+
+
+@pytest.mark.parametrize("name", RELATIVE)
+def test_a_constant_group_beside_a_varied_one(name: str) -> None:
+    """Exactly 0 where the comparison is with the group; what compares with the batch may move it."""
+    found = torch.as_tensor(find("advantage", name)(step([0.7, 0.7, 0.0, 1.0], (0, 0, 1, 1)))).double()
+    per_sample = found.view(4, -1)
+    over_batch = {"batch_mean", "reinforce_pp", "reinforce_pp_baseline"}
+    assert not per_sample[:2].any() or name in over_batch
+    assert per_sample[2:].any()
+
+
+def test_a_token_weighted_mean_moves_the_constant_group_of_reinforce_pp_baseline() -> None:
+    """Known and wanted (OpenRLHF #924): the whitening is over tokens."""
+    held = step([0.7, 0.7, 0.0, 1.0], (0, 0, 1, 1))
+    longer = replace(held.batch.samples[3], sequences=(batches.sequence([1], [2] * 6),))
+    batch = replace(held.batch, samples=(*held.batch.samples[:3], longer))
+    found = find("advantage", "reinforce_pp_baseline")(Step(batch=batch, rewards=held.rewards))
+    x = torch.tensor([0.0] * 4 + [-0.5] * 2 + [0.5] * 6, dtype=torch.float64)
+    want = (x - x.mean()) / x.std(correction=0)
+    assert found == pytest.approx(want[[0, 2, 4, 11]].tolist())
+
+
+def test_batch_norm_per_environment_keeps_scales_apart() -> None:
+    held = step([0.0, 1.0, 0.0, 100.0], (0, 0, 1, 1))
+    samples = tuple(replace(s, environment=e) for s, e in zip(held.batch.samples, "aabb", strict=True))
+    held = replace(held, batch=replace(held.batch, samples=samples))
+    apart = find("advantage", "batch_norm").using(over="environment")(held)
+    assert apart == pytest.approx([-1, 1, -1, 1], rel=1e-3)
+    together = find("advantage", "batch_norm")(held)
+    spread = math.sqrt((2 * 0.25 + 2 * 2500) / 4)
+    assert together == pytest.approx([-0.5 / spread, 0.5 / spread, -50 / spread, 50 / spread], rel=1e-3)
+    with pytest.raises(UsageError, match="expected batch or environment"):
+        find("advantage", "batch_norm").using(over="task")(held)
+
+
+@pytest.mark.parametrize(
+    "form, rewards, want",
+    [
+        ("centred", [1.0, 0.0, 0.0, 0.0], [3.0, -1.0, -1.0, -1.0]),
+        ("success", [1.0, 0.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0]),
+        ("centred", [1.0, 1.0], [0.0, 0.0]),
+        ("success", [1.0, 1.0], [1.0, 1.0]),
+        ("centred", [0.0, 0.0], [0.0, 0.0]),
+        ("success", [0.0, 0.0], [0.0, 0.0]),
+    ],
+)
+def test_maxrl_by_hand(form: str, rewards: list[float], want: list[float]) -> None:
+    assert find("advantage", "maxrl").using(form=form)(step(rewards)) == pytest.approx(want)
+
+
+def test_maxrl_refuses_what_its_logarithm_does_not_know() -> None:
+    with pytest.raises(UsageError, match="not negative"):
+        find("advantage", "maxrl")(step([-1.0, 1.0]))
+    with pytest.raises(UsageError, match="centred or success"):
+        find("advantage", "maxrl").using(form="middle")(step([0.0, 1.0]))
+
+
+def test_returns_and_process_rewards_by_hand() -> None:
+    """Two turns of one and two tokens with scores 0.5 and 0.25; 1.25 came for the whole, hence with the last token."""
+    sample = Sample(
+        sequences=(batches.sequence([1], [2, 3, 4]),), verdict=2.0, group=0, turns=(1, 2), turn_scores=(0.5, 0.25)
+    )
+    other = Sample(sequences=(batches.sequence([1], [2]),), verdict=0.5, group=0)
+    held = Step(batch=Batch(samples=(sample, other)), rewards=(2.0, 0.5))
+    assert returns(held).tolist() == pytest.approx([2.0, 1.5, 1.5, 0.5])
+    scores = torch.tensor([0.5, 1.5, 0.5], dtype=torch.float64)  # of the three turns of the group
+    normed = ((scores - scores.mean()) / (scores.std(correction=0) + 1e-4)).tolist()
+    want = [normed[0] + normed[1], normed[1], normed[1], normed[2]]
+    assert find("advantage", "process_norm")(held).tolist() == pytest.approx(want)
+
+
+def test_a_turn_without_tokens_hands_its_score_on() -> None:
+    """What it was given is not lost, and the scores of other turns stay with them."""
+    sample = Sample(
+        sequences=(batches.sequence([1], [2, 3]),), verdict=1.0, group=0, turns=(1, 0, 1), turn_scores=(0.5, 0.2, 0.3)
+    )
+    held = Step(batch=Batch(samples=(sample,)), rewards=(1.0,))
+    assert returns(held).tolist() == pytest.approx([1.0, 0.5])
+
+
+def test_optimal_baseline_by_hand() -> None:
+    """Weights 1 - 2 p + sum p^2, added up along each sample; the place that one member alone reaches gets nothing."""
+    samples = tuple(
+        Sample(sequences=(batches.sequence([1], [2] * n),), verdict=r, group=0) for n, r in ((2, 1.0), (1, 0.0))
+    )
+    prox = torch.tensor([0.5, 0.8, 0.2], dtype=torch.float64).log()
+    square = torch.tensor([0.5, 0.7, 0.4], dtype=torch.float64)
+    held = Step(batch=Batch(samples=samples), rewards=(1.0, 0.0), statistics={"prox_logp": prox, "square": square})
+    baseline = 0.5 / (0.5 + 1.0)
+    want = [1 - baseline, 0.0, -baseline]
+    assert find("advantage", "optimal_token")(held).tolist() == pytest.approx(want)
+
+
+def test_certain_tokens_weigh_nothing_in_the_optimal_baseline() -> None:
+    """A policy that is sure has no gradient: weights of 0 give no division by 0."""
+    held = step([0.0, 1.0])
+    sure = {"prox_logp": torch.zeros(4, dtype=torch.float64), "square": torch.ones(4, dtype=torch.float64)}
+    found = find("advantage", "optimal_token")(replace(held, statistics=sure))
+    assert found.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    "tokens, turns, punished",
+    [(1, (), 0.0), (8, (), 0.0), (9, (), -0.5), (10, (), -1.0), (12, (), -1.0), (12, (6, 6), 0.0), (12, (3, 9), -0.5)],
+)
+def test_overlong_punishment(tokens: int, turns: tuple[int, ...], punished: float) -> None:
+    """Over the last fifth of ten tokens; the longest turn counts."""
+    sample = Sample(sequences=(batches.sequence([1], [2] * tokens),), verdict=1.0, group=0, turns=turns)
+    batch = Batch(samples=(sample,), max_tokens=10)
+    assert overlong(batch, sample, 0.2) == pytest.approx(punished)
+    assert overlong(batch, sample, 0.0) == 0.0
+    with pytest.raises(UsageError, match="max_tokens"):
+        overlong(replace(batch, max_tokens=None), sample, 0.2)

@@ -1,0 +1,297 @@
+"""Filling a batch: both ways to refill end with the batch that trying one task after another would give."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quintain.agent import Agent, Limits
+from quintain.algorithm import Candidate, Plan
+from quintain.engine import Sampling
+from quintain.engines.embedded import EmbeddedEngine
+from quintain.environment import Environment
+from quintain.episodes import Job, Setting
+from quintain.errors import InfrastructureError, NoTasksError, RunError
+from quintain.filling import Filled, fill
+from quintain.learning.admission import varied
+from quintain.model.codec import HFCodec
+from quintain.reward import reward
+from quintain.rollout import Group, Rollout
+from quintain.session import derived_seed
+from quintain.task import Task
+
+from .engines import Speaker
+from .models import byte_tokenizer, tiny_model
+
+
+def verdict(seed: int) -> float:
+    return float(Random(seed).random() < 0.25)
+
+
+@reward(range=(0, 1))
+async def one_in_four(rollout: Rollout[Task, Any]) -> float:
+    """By the seed of the rollout; some verdicts come late."""
+    await asyncio.sleep(Random(rollout.seed + 1).random() / 1000)
+    return verdict(rollout.seed)
+
+
+@reward(range=(0, 1))
+def always(rollout: Rollout[Task, Any]) -> float:
+    return 1.0
+
+
+class Dice(Environment[Task, Any]):
+    """A group of two has both kinds of verdict about a third of the time."""
+
+    reward = one_in_four
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        return (Task(prompt=f"task {i}") for i in itertools.count())
+
+
+def jobs(members: int, tasks: int | None = None) -> Iterator[Job]:
+    """What a curriculum would give, task after task."""
+    environment = Dice()
+    for index, task in enumerate(itertools.islice(environment.tasks("train"), tasks)):
+        yield Job(environment=environment, task=task, members=members, index=index)
+    raise NoTasksError("no task is left")
+
+
+def refusal(group: Group[Any, Any]) -> str:
+    verdicts = tuple(r.verdict.total if r.verdict else 0.0 for r in group.valid)
+    if not verdicts:
+        return "too few valid members"
+    return str(varied(Candidate(verdicts=verdicts, totals=verdicts, requested=len(group.rollouts))))
+
+
+def filled(
+    plan: Plan, groups: int, members: int, engine: Any = None, *, tasks: int | None = None, **setting: Any
+) -> Filled:
+    given = jobs(members, tasks)
+    told = Setting(engine=engine or Speaker(lambda prompt, how: "yes", jitter=0), **setting)
+    return asyncio.run(fill(plan, groups, told, draw=lambda: next(given), refusal=refusal))
+
+
+def one_by_one(seed: int, groups: int, members: int, attempts: int) -> tuple[list[int], list[int]]:
+    """Indices of the groups tried and admitted by the sequential procedure, computed from the seeds alone."""
+    tried: list[int] = []
+    admitted: list[int] = []
+    for index in range(groups * attempts):
+        if len(admitted) == groups:
+            break
+        task = Task(prompt=f"task {index}")
+        tried.append(index)
+        if len({verdict(derived_seed(seed, task.id, 0, member)) for member in range(members)}) > 1:
+            admitted.append(index)
+    return tried, admitted
+
+
+def indices(groups: Sequence[Group[Any, Any]]) -> list[int]:
+    return [group.index for group in groups]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    groups=st.integers(1, 6),
+    members=st.integers(2, 3),
+    concurrency=st.integers(1, 20),
+    attempts=st.integers(1, 6),
+    jitter=st.integers(0, 100),
+)
+@settings(max_examples=30, deadline=None)
+def test_both_ways_to_refill_give_the_batch_of_trying_one_by_one(
+    seed: int, groups: int, members: int, concurrency: int, attempts: int, jitter: int
+) -> None:
+    """Whatever is refused and whatever ends first: the same groups are tried, and the same ones admitted, in order."""
+    tried, admitted = one_by_one(seed, groups, members, attempts)
+    for refill in ("rounds", "active"):
+        plan = Plan(refill=refill, attempts=attempts)
+        engine = Speaker(lambda prompt, how: "yes", jitter=jitter)
+        found = filled(plan, groups, members, engine, run_seed=seed, concurrency=concurrency)
+
+        assert (tried, admitted) == (indices(found.tried), indices(found.admitted)), refill
+        assert len(tried) - len(admitted) == found.refused.total()
+        assert (len(admitted) < groups) == bool(found.cause)
+
+
+def test_without_refill_refused_groups_are_missing() -> None:
+    """One round, as many tasks as the batch has groups."""
+    found = filled(Plan(), 8, 2)
+    tried, _ = one_by_one(0, 8, 2, 1)
+
+    assert tried == indices(found.tried)
+    assert {"groups.admitted": len(found.admitted), "groups.missing": 8 - len(found.admitted), "groups.rounds": 1} == (
+        found.metrics()
+    )
+    assert {"all verdicts equal"} == set(found.refused)
+    assert 0 < len(found.admitted) < 8
+
+
+@pytest.mark.parametrize("refill", ["rounds", "active"])
+def test_a_step_gives_up_and_goes_on_with_what_it_has(refill: Any) -> None:
+    """No more than attempts batches of groups are tried."""
+    seed = next(s for s in itertools.count() if 0 < len(one_by_one(s, 4, 2, 2)[1]) < 4)
+    found = filled(Plan(refill=refill, attempts=2), 4, 2, run_seed=seed)
+
+    assert (list(range(8)), one_by_one(seed, 4, 2, 2)[1]) == (indices(found.tried), indices(found.admitted))
+    assert "8 groups were tried, as many as plan.attempts allows" == found.cause
+
+
+@pytest.mark.parametrize("refill", ["rounds", "active"])
+def test_running_out_of_tasks_loses_nothing_that_was_accepted(refill: Any) -> None:
+    """The step learns from what was admitted before; without any task at all there is an error."""
+
+    def short(seed: int) -> bool:
+        return one_by_one(seed, 5, 2, 10)[0] != (first := one_by_one(seed, 7, 2, 1))[0] and 0 < len(first[1]) < 5
+
+    found = filled(Plan(refill=refill), 5, 2, tasks=7, run_seed=next(filter(short, itertools.count())))
+
+    assert list(range(7)) == indices(found.tried)
+    assert 0 < len(found.admitted) < 5
+    assert "no task is left" == found.cause
+    with pytest.raises(NoTasksError):
+        filled(Plan(refill=refill), 5, 2, tasks=0)
+
+
+@pytest.mark.parametrize("refill", ["none", "rounds", "active"])
+def test_a_batch_of_failures_ends_the_step_at_once(refill: Any) -> None:
+    """Where nothing but failures of ours comes, no further batch is tried."""
+    calls = itertools.count()
+
+    def fail(prompt: str, how: Sampling) -> Exception:
+        next(calls)
+        return InfrastructureError("down")
+
+    with pytest.raises(RunError, match=r"all 6 episodes of the step failed, 6 of them with infrastructure_error: down"):
+        filled(Plan(refill=refill), 3, 2, Speaker(fail), retries=0, concurrency=2)
+    assert next(calls) <= 6 + (2 if refill == "active" else 0)
+
+
+def test_active_refill_keeps_all_players_busy() -> None:
+    """The members of a group that takes another's place are tried side by side, and never more than allowed."""
+    live, seen = 0, Counter[int]()
+
+    class Watched(Speaker):
+        async def sample(self, ids: Sequence[int], how: Sampling) -> Any:
+            nonlocal live
+            live += 1
+            seen[live] += 1
+            try:
+                return await super().sample(ids, how)
+            finally:
+                live -= 1
+
+    seed = next(s for s in itertools.count() if len(one_by_one(s, 1, 4, 10)[0]) > 2)
+    filled(Plan(refill="active"), 1, 4, Watched(lambda prompt, how: "yes", jitter=1), run_seed=seed, concurrency=3)
+    rounds = len(one_by_one(seed, 1, 4, 10)[0])
+
+    assert 3 == max(seen)
+    assert rounds <= seen[3]
+
+
+class Together(Speaker):
+    """Steps as soon as all who attend have asked, and notes how many those are."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda prompt, how: "yes")
+        self.live = 0
+        self.asked: list[asyncio.Event] = []
+        self.steps: list[int] = []
+
+    @contextmanager
+    def attend(self) -> Iterator[None]:
+        self.live += 1
+        try:
+            yield
+        finally:
+            self.live -= 1
+            self._step()
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Any:
+        self.asked.append(done := asyncio.Event())
+        asyncio.get_running_loop().call_soon(self._step)
+        await done.wait()
+        return await super().sample(ids, how)
+
+    def _step(self) -> None:
+        if len(self.asked) >= max(self.live, 1):
+            self.steps.append(len(self.asked))
+            for done in self.asked:
+                done.set()
+            self.asked = []
+
+
+def test_all_members_of_a_group_that_takes_anothers_place_are_there_from_the_start() -> None:
+    """Where two groups end together and are refused, no step is taken between the arrivals of those that follow."""
+    engine = Together()
+    begun = Counter[str]()
+
+    class Always(Dice):
+        reward = always
+        limits = Limits(turns=2)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            begun[task.id] += 1  # the second member of each group takes a turn more
+            for _ in range(begun[task.id]):
+                agent.user("go")
+                await agent.turn()
+
+    environment = Always()
+    given = (Job(environment=environment, task=t, members=2, index=i) for i, t in enumerate(environment.tasks("train")))
+    found = asyncio.run(
+        fill(Plan(refill="active", attempts=4), 2, Setting(engine=engine), draw=lambda: next(given), refusal=refusal)
+    )
+
+    assert 8 == len(found.tried)
+    assert [4, 2] * 4 == engine.steps
+
+
+def test_what_a_reproducible_engine_samples_does_not_depend_on_how_long_rewards_take() -> None:
+    """Also where a refused group makes room for another: the same tokens and log-probs, bit for bit."""
+    slow = Random(0)
+
+    @reward(range=(0, 1))
+    async def timed(rollout: Rollout[Task, Any]) -> float:
+        await asyncio.sleep(slow.random() / 50 if delays else 0)
+        return float(len(rollout.reply.encode()) % 2)
+
+    class Timed(Dice):
+        reward = timed
+
+    def played() -> list[Any]:
+        environment = Timed()
+        given = (
+            Job(environment=environment, task=t, members=3, index=i) for i, t in enumerate(environment.tasks("train"))
+        )
+        engine = EmbeddedEngine.sharing(tiny_model(context=128), HFCodec(byte_tokenizer()), slots=16)
+        told = Setting(engine=engine, how=Sampling(max_tokens=12), concurrency=7)
+        found = asyncio.run(fill(Plan(refill="active"), 4, told, draw=lambda: next(given), refusal=refusal))
+        assert len(found.tried) > 4  # else nothing was refilled
+        return [(g.index, r.transcripts[""].branches) for g in found.tried for r in g.rollouts]
+
+    delays = False
+    quick = played()
+    delays = True
+    assert quick == played()
+
+
+def test_admission_may_look_at_totals_where_verdicts_agree() -> None:
+    """Length rewards still act on solved groups when asked."""
+
+    def ask(verdicts: tuple[float, ...], totals: tuple[float, ...], **options: Any) -> str:
+        return str(varied.using(**options)(Candidate(verdicts=verdicts, totals=totals, requested=2)))
+
+    assert "all verdicts equal" == ask((1.0, 1.0), (1.0, 0.7))
+    assert "" == ask((1.0, 1.0), (1.0, 0.7), total=True)
+    assert "all rewards equal" == ask((1.0, 1.0), (0.7, 0.7), total=True)
+    assert "" == ask((1.0, 0.0), (0.7, 0.7), total=True)
+    assert "1 of 2 members valid, 2 needed" == ask((1.0,), (0.7,), total=True)

@@ -1,0 +1,321 @@
+"""Algorithms as components: listed without being imported, shown with all they set, compared with one another."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain import algorithm
+from quintain.algorithm import KINDS, KL, Interrupt, Plan, Row
+from quintain.cli import main
+from quintain.errors import PluginError
+from quintain.learning.presets import PRESETS
+from quintain.methods import PHRASES, Difference, differences, phrase, settings
+from quintain.plugins import discovery
+from quintain.plugins.discovery import Component, discover
+from quintain.plugins.manifest import parse
+from quintain.plugins.registry import Registry, isolated
+
+DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-preference")
+ALGORITHMS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
+ROWS = [c for c in ALGORITHMS if not c.piece]
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> Any:
+    """What a command says with ``--json``."""
+    assert status == main([*words, "--json"])
+    return json.loads(capsys.readouterr().out)
+
+
+# ---------------------------------------------------------------- discovery
+@pytest.mark.parametrize("component", ROWS, ids=lambda c: c.id)
+def test_the_manifest_says_what_the_row_says(component: Component) -> None:
+    """A listing reads manifests; summary and source in them are the row's own, and so is the name."""
+    registry = Registry([component])
+    row, entry = registry.resolve(component), registry.entry(component)
+
+    assert entry is not None
+    assert (row.name, row.summary, row.source) == (component.name, entry.summary, entry.source)
+
+
+def test_every_preset_is_a_component() -> None:
+    """Core's table has no row that `algorithm.use` does not find, and the workspace has those of the plugins."""
+    assert set(PRESETS) == {c.name for c in ROWS if c.distribution == "quintain"}
+    assert {"ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo"} <= {c.name for c in ROWS}
+
+
+def test_listing_shows_every_row_with_its_source_and_imports_none() -> None:
+    """`quintain list algorithms --json`, in an interpreter that can tell what was imported."""
+    program = (
+        "import sys; from quintain.cli import main; main(['list', 'algorithms', '--json']); "
+        "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'quintain.learning', 'quintain.algorithm', "
+        "'quintain_'))], file=sys.stderr)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+    listed = {c["name"]: c for c in json.loads(done.stdout)["components"]}
+    assert {c.name for c in ROWS} <= set(listed)
+    assert all(listed[c.name]["summary"] and listed[c.name]["source"] for c in ROWS)
+    assert "[]" == done.stderr.strip()
+
+
+def test_people_see_sources_of_what_has_some(capsys: pytest.CaptureFixture[str]) -> None:
+    """A column for algorithms; services have no paper."""
+    main(["list", "algorithms"])
+    out = capsys.readouterr().out
+    assert "source" in out.splitlines()[0]
+    assert "arXiv 2402.03300" in out
+    main(["list", "services"])
+    assert "source" not in capsys.readouterr().out.splitlines()[0]
+
+
+def test_a_source_is_text() -> None:
+    """Like every other key of a manifest."""
+    head = 'api = 1\n[[components]]\nkind = "algorithm"\nname = "a"\nsummary = "A."\n'
+
+    assert "Who 2026" == parse(head + 'source = "Who 2026"').components[0].source
+    with pytest.raises(PluginError, match=r"`components\[1\].source` is 3; expected text"):
+        parse(head + "source = 3")
+
+
+def test_pieces_are_told_from_rows_by_every_kind_there_is() -> None:
+    """`list` hides ``update.natural`` as it hides ``objective.cispo``."""
+    assert KINDS == discovery.PIECES
+
+
+def test_core_pieces_come_through_the_same_door() -> None:
+    """Found by name though nothing of `quintain.learning` is imported; a misspelled one costs no import at all."""
+    program = """
+import sys
+from quintain.algorithm import find
+from quintain.errors import UnknownNameError
+try:
+    find("objective", "cispoo")
+except UnknownNameError as e:
+    print("did you mean 'cispo'" in str(e), "torch" in sys.modules)
+print(find("objective", "cispo"), find("correction", "quintain/none").name, find("advantage", "advantage.ema").name)
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+
+    assert ["True False", "objective.cispo() none ema"] == done.stdout.splitlines()
+
+
+def test_pieces_of_core_are_listed_where_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--all` alone shows them."""
+    short = {c["name"] for c in told(capsys, "list", "algorithms")["components"]}
+    long = {c["name"] for c in told(capsys, "list", "algorithms", "--all")["components"]}
+
+    assert not any("." in name for name in short)
+    assert {"objective.ppo_clip", "advantage.group_norm", "correction.none", "admission.varied"} <= long - short
+
+
+# ---------------------------------------------------------------- rows as data
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_make_the_row_again(name: str) -> None:
+    """What `settings` gives is what `Row.but` takes."""
+    row = PRESETS[name]
+    again = PRESETS["sft" if name != "sft" else "scalerl"].but(**settings(row))
+
+    assert settings(again) == settings(row)
+    assert () == differences(again, row)
+
+
+def test_dapo_differs_from_grpo_in_these() -> None:
+    """The method in a list: clip-higher, token mean, no KL, dynamic sampling, overlong punishment."""
+    found = {d.setting: (d.left, d.right) for d in differences(PRESETS["dapo"], PRESETS["grpo"])}
+
+    assert (0.28, None) == found.pop("objective.high")
+    assert ({"use": "token"}, {"use": "sequence"}) == found.pop("aggregation")
+    assert ("varied", "minimum") == tuple(a["use"] for a in found.pop("admission"))
+    left, right = found.pop("kl")
+    assert left is None
+    assert ("loss", "k3", 0.04) == (right["where"], right["estimator"], right["coefficient"])
+    assert ("rounds", "none") == found.pop("plan.refill")
+    assert {"overlong": (0.2, 0.0)} == found
+
+
+def test_differences_are_said_in_words() -> None:
+    """Each kind of setting."""
+    grpo = PRESETS["grpo"]
+
+    def words(**changes: Any) -> list[str]:
+        return [d.words for d in differences(grpo.but(**changes), grpo)]
+
+    assert ["objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"] == words(
+        objective={"use": "cispo", "cap": 3.0}
+    )
+    assert ["objective low 0.1 instead of 0.2"] == words(objective={"low": 0.1})
+    assert ["no KL instead of KL k3 in the loss, 0.04"] == words(kl={"coefficient": 0.0})
+    assert ["ratio to mu instead of ratio to prox"] == words(anchor="mu")
+    assert ["truncated samples left out instead of truncated samples trained"] == words(mask_truncated=True)
+    assert ["2 epochs instead of 1 epoch", "3 minibatches instead of 1 minibatch"] == words(epochs=2, minibatches=3)
+    assert ["interruption after 5 to 9 tokens instead of no interruption"] == words(
+        plan=Plan(interrupt=Interrupt(low=5, high=9))
+    )
+
+
+def test_what_does_nothing_is_no_difference() -> None:
+    """The anchor of an objective without a ratio, and how a KL term is estimated that is off."""
+    rloo = PRESETS["rloo"]
+
+    assert () == differences(rloo.but(anchor="mu"), rloo)
+    assert () == differences(rloo.but(kl=KL(where="loss", estimator="k3")), rloo)
+    assert ("objective",) == tuple(
+        d.setting for d in differences(PRESETS["dr_grpo"].but(advantage="leave_one_out"), rloo)
+    )
+
+
+def test_differences_mirror() -> None:
+    """Read from the other side they are the same ones."""
+    for a, b in permutations(PRESETS.values(), 2):
+        swapped = tuple(Difference(setting=d.setting, left=d.right, right=d.left) for d in differences(b, a))
+        assert set(map(str, differences(a, b))) == set(map(str, swapped)), (a.name, b.name)
+
+
+def test_services_of_a_served_row_are_no_settings() -> None:
+    """What a slot holds is the run's affair."""
+    row = PRESETS["grpo"]
+
+    assert settings(row) == settings(row.served({}))
+    assert "services" in settings(row)
+
+
+def test_every_setting_has_a_phrase() -> None:
+    """A field that is added to `Row` or `Plan` gets words, or a listing would fail on it."""
+    about = {"name", "summary", "source", "published"}
+    of_row = {f.name for f in dataclasses.fields(Row)} - {*about, *KINDS, "kl", "plan"}
+    of_plan = {f"plan.{f.name}" for f in dataclasses.fields(Plan)}
+
+    assert of_row | of_plan == set(PHRASES)
+    for name in PRESETS:
+        plain = settings(PRESETS[name])
+        assert all(phrase(key, plain[key]) for key in of_row)
+        assert all(phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
+    with pytest.raises(KeyError):
+        phrase("colour", 3)
+
+
+# ---------------------------------------------------------------- info
+def test_info_shows_all_that_a_row_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    """Pieces with their arguments and what those mean, KL, plan, what the paper sampled with, notes."""
+    (found,) = told(capsys, "info", "grpo")["components"]
+    fields = {f["name"]: f for f in found["fields"]}
+
+    assert "Shao et al. 2024, arXiv 2402.03300" == found["source"]
+    assert "ppo_clip" == fields["objective"]["default"]
+    assert (0.2, "float", "below 1.") == tuple(fields["objective.low"][k] for k in ("default", "type", "doc"))
+    assert 0.04 == fields["kl.coefficient"]["default"]
+    assert "none" == fields["plan.refill"]["default"]
+    assert None is fields["update"]["default"]
+    assert settings(PRESETS["grpo"])["objective"] == found["settings"]["objective"]
+    assert PRESETS["grpo"].published == found["published"]
+    assert list(PRESETS["grpo"].notes()) == found["notes"] != []
+
+
+def test_info_of_a_row_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same as a table."""
+    monkeypatch.setenv("COLUMNS", "200")
+    assert 0 == main(["info", "grpo"])
+    out = capsys.readouterr().out
+
+    for expected in (
+        "source: Shao",
+        "published with: group 64",
+        "note: k3 in the loss",
+        "objective.low",
+        "0.2",
+        "KL k3 in",
+    ):
+        assert expected in out
+    assert '[algorithm]\nuse = "grpo"' in out
+
+
+@pytest.mark.parametrize(
+    "name", ["objective.ppo_clip", "ppo_clip", "quintain/objective.ppo_clip", "algorithm:ppo_clip"]
+)
+def test_info_of_a_piece(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """By its own name, too, where no row has it; and how a recipe takes it."""
+    assert 0 == main(["info", name])
+    out = capsys.readouterr().out
+
+    assert "objective.ppo_clip" in out
+    assert '[algorithm.args.objective]\nuse = "ppo_clip"' in out
+
+
+def test_a_name_of_a_row_and_a_piece_is_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """``cispo`` is what `algorithm.use` takes."""
+    assert ["cispo"] == [c["name"] for c in told(capsys, "info", "cispo")["components"]]
+
+
+def test_info_against(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what differs, for programs and for people."""
+    found = told(capsys, "info", "dapo", "--against", "cispo")
+    assert ("dapo", "cispo") == (found["left"]["name"], found["right"]["name"])
+    expected = differences(PRESETS["dapo"], PRESETS["cispo"])
+    assert [d.setting for d in expected] == [d["setting"] for d in found["differences"]]
+    assert "active" not in json.dumps(found)
+
+    monkeypatch.setenv("COLUMNS", "200")
+    main(["info", "dapo", "--against", "cispo"])
+    out = capsys.readouterr().out
+    assert "ppo_clip (low 0.2, high 0.28)" in out
+    assert "cispo (cap 5)" in out
+    assert "aggregation" not in out
+    main(["info", "dapo", "--against", "dapo"])
+    assert "They do the same." in capsys.readouterr().out
+
+
+def test_info_against_what_is_no_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    """A usage error that says what was wanted; a broken one is a failure."""
+    for name in ("workers", "objective.ppo_clip"):
+        error = told(capsys, "info", "grpo", "--against", name, status=2)["error"]["message"]
+        assert f"--against compares whole algorithms, and {name!r} is none" in error
+    assert "did you mean 'cispo'" in told(capsys, "info", "grpo", "--against", "cispoo", status=2)["error"]["message"]
+    broken = Component(kind="algorithm", name="broken", target="no_such_module:X", distribution="d")
+    with isolated(broken, keep=["quintain"]):
+        assert "no_such_module" in told(capsys, "info", "grpo", "--against", "broken", status=1)["error"]["message"]
+
+
+def test_info_of_a_row_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A file needs no packaging, and no manifest to have a summary."""
+    file = tmp_path / "gentle.py"
+    file.write_text(
+        "from quintain.learning.presets import GRPO\n"
+        "GENTLE = GRPO.but(name='gentle', summary='Clips early.', source='me', objective={'low': 0.05})\n"
+    )
+    (found,) = told(capsys, "info", f"{file}:GENTLE")["components"]
+    assert ("algorithm", "Clips early.", "me") == (found["kind"], found["summary"], found["source"])
+    assert 0.05 == found["settings"]["objective"]["low"]
+
+    against = told(capsys, "info", f"algorithm:{file}:GENTLE", "--against", "grpo")["differences"]
+    assert [("objective.low", 0.05, 0.2)] == [(d["setting"], d["left"], d["right"]) for d in against]
+
+
+def test_a_file_is_imported_once_for_its_row_and_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second copy would claim the same names again; another file of that name is another module."""
+    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    source = (
+        "from quintain import objective\nfrom quintain.learning.presets import GRPO\n\n"
+        "@objective\ndef NAME(t):\n    return t.logp\n\n"
+        "ROW = GRPO.but(name='row', objective=NAME)\n"
+    )
+    files = {name: tmp_path / name / "method_of_mine.py" for name in ("steep", "steeper")}
+    for name, file in files.items():
+        file.parent.mkdir()
+        file.write_text(source.replace("NAME", name))
+    registry = Registry([])
+    for name, file in files.items():
+        row = registry.load("algorithm", f"{file}:ROW")
+        assert row.objective is registry.load("environment", f"{file}:ROW").objective
+        assert row.objective is row.but(objective=f"{file}:{name}").objective
+        assert name == row.objective.name
+    for module in ("method_of_mine", "quintain_file_method_of_mine"):
+        monkeypatch.delitem(sys.modules, module)

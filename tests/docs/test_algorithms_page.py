@@ -1,0 +1,126 @@
+"""docs/algorithms.md and core's manifest are what the rows are; docs/write-an-algorithm.md shows a package that is."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import textwrap
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from quintain.algorithm import KL, Row
+from quintain.errors import UsageError
+from quintain.learning.presets import PRESETS
+from quintain.plugins.discovery import discover
+
+from .pages import ROOT, page
+
+EXAMPLE = ROOT / "examples" / "quintain-sapo"
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("algorithms_tool", ROOT / "tools" / "algorithms.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+
+
+@pytest.mark.parametrize("path", TOOL.FILES, ids=lambda p: p.name)
+def test_files_are_up_to_date(path: Path) -> None:
+    """The page's tables, core's entry points and core's manifest are what `make docs` would write."""
+    text = path.read_text()
+
+    assert TOOL.FILES[path](text) == text, "run `make docs`; after new entry points, install again"
+
+
+def test_installed_entry_points_are_up_to_date() -> None:
+    """They are frozen when a distribution is installed."""
+    installed = {c.name: c.target for c in discover() if c.kind == "algorithm" and c.distribution == "quintain"}
+    declared = {name: target for name, (target, _) in (TOOL.rows_of_core() | TOOL.pieces_of_core()).items()}
+
+    assert declared == installed, "run pip install --no-deps -e ."
+
+
+def test_every_method_stands_beside_a_relative() -> None:
+    """The table of differences leaves none out, names only rows there are, and says something of each pair."""
+    known = TOOL.rows()
+
+    assert set(known) - {"reinforce"} == {left for left, _ in TOOL.PAIRS}
+    assert {name for pair in TOOL.PAIRS for name in pair} <= set(known)
+    for left, right in TOOL.PAIRS:
+        assert TOOL.differences(known[left][1], known[right][1]), (left, right)
+
+
+def test_ratios_are_seen() -> None:
+    """Which policies and what pooling: told by running the objective, so that no table can say otherwise."""
+    shown = {name: TOOL.ratio(PRESETS[name]) for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")}
+
+    assert {
+        "grpo": "theta / prox of a token",
+        "gspo": "theta / prox of an answer, geometric mean",
+        "rloo": "none",
+        "kimi": "theta / prox of an answer",
+        "dppo": "theta / mu of a token",
+        "cispo": "theta / prox of a token",
+    } == shown
+    product = PRESETS["grpo"].but(objective="sequence_clip")
+    assert "theta / prox of an answer" == TOOL.ratio(product)
+
+
+def test_first_sentences() -> None:
+    """Names with dots do not end a sentence."""
+    assert "R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783)." == TOOL.summary(PRESETS["dr_grpo"].advantage)
+    assert all(TOOL.summary(piece).endswith(".") for _, piece in TOOL.pieces().values())
+
+
+def test_every_refusal_of_a_pair_is_on_the_page() -> None:
+    """Each ``raise`` about a pair is reached by an example of the table."""
+    reached = set()
+    for name, changes in TOOL.REFUSED:
+        with pytest.raises(UsageError) as e:
+            PRESETS[name].but(**changes)
+        reached.add(traceback.extract_tb(e.value.__traceback__)[-1].lineno)
+
+    of_kl = [line for line, said in raises(KL.__post_init__).items() if "zero gradient" in said]
+    assert {*raises(Row._refuse_bad_pairs), *of_kl} == reached, "add an example to REFUSED in tools/algorithms.py"
+
+
+def raises(function: Callable[..., object]) -> dict[int, str]:
+    """The lines on which *function* raises, each with the statement."""
+    lines, start = inspect.getsourcelines(function)
+    tree = ast.parse(textwrap.dedent("".join(lines)))
+    return {start + node.lineno - 1: ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Raise)}
+
+
+def test_every_note_is_on_the_page() -> None:
+    """Each remark that a row can make is made by an example of the table."""
+    made = {note for name, changes in TOOL.NOTED for note in PRESETS[name].but(**changes).notes()}
+    source = inspect.getsource(Row.notes)
+
+    assert source.count("notes.append(") == len(made)
+
+
+def test_the_page_shows_the_very_files_of_the_example() -> None:
+    """What a reader types is what the tests install and run."""
+    package = EXAMPLE / "src" / "quintain_sapo"
+    shown = {b.file: b.text.partition("\n")[2] for b in page("docs/write-an-algorithm.md").blocks if b.file}
+
+    files = {"sapo.py": package, "quintain.toml": package, "pyproject.toml": EXAMPLE}
+    assert {name: (place / name).read_text() for name, place in files.items()} == shown
+
+
+def test_the_example_is_as_short_as_it_says() -> None:
+    """One function and one row in about twenty lines besides imports."""
+    text = (EXAMPLE / "src" / "quintain_sapo" / "sapo.py").read_text()
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("from", "import"))]
+
+    assert len(lines) <= 20

@@ -1,0 +1,32 @@
+"""An environment at which a tiny random model succeeds now and then: say a small letter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from quintain import Environment, Limits, Rollout, Task, reward
+
+
+@reward(range=(0, 1))
+def small_letter(rollout: Rollout[Any, Any]) -> float:
+    """1 where the reply holds a letter from a to z."""
+    return float(any("a" <= c <= "z" for c in rollout.reply))
+
+
+class Babble(Environment[Task, Any]):
+    """Say a small letter."""
+
+    reward = small_letter
+    limits = Limits(turns=1, tokens=8)
+    size: int = 24
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return (Task(prompt=f"{split} {i}", answer="a", level=i % 5) for i in range(self.size))
+
+
+class Flat(Babble):
+    """No levels."""
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        return (Task(prompt=f"{split} {i}", answer="a") for i in range(self.size))

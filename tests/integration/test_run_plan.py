@@ -1,0 +1,253 @@
+"""Whole runs of methods that say which tasks are tried and how a batch is filled; in this process, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.conduct import check, conduct
+from quintain.errors import NoTasksError, UsageError
+from quintain.recipe import Recipe
+from quintain.report.screen import Screen
+from quintain.run import Interrupted
+from quintain.store import RunFolder
+from quintain.transcript import Source
+
+from ..core.models import save_tiny
+
+HERE = Path(__file__).parent
+STEPS = 6
+EVERYTHING: dict[str, Any] = {
+    "refill": "active",
+    "attempts": 4,
+    "order": "failures",
+    "retire": 0.7,
+    "probe": 4,
+    "keep": [0.1, 0.9],
+    "lag": 2,
+    "interrupt": {"low": 2, "high": 5, "text": ".", "until": ""},
+}
+
+
+class Killed(BaseException):
+    """As `kill -9` would: nothing is saved on the way out."""
+
+
+class Watching(Screen):
+    """Hears everything, and does something at one moment."""
+
+    def __init__(self, at: int = -1, do: Any = None) -> None:
+        super().__init__(quiet=True)
+        self.phases: list[str] = []
+        self.notes: list[str] = []
+        self.ended = [0]  # how many rollouts there were when each step ended
+        self._pieces, self._moment, self._do = 0, at, do
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append(name)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def advance(self, piece: object = None) -> None:
+        self._pieces += 1
+        if self._pieces == self._moment:
+            self._do()
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        self.ended.append(self._pieces)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), context=256)
+
+
+def recipe(model: Path, plan: Mapping[str, Any], **changes: Any) -> Recipe:
+    return Recipe.of(
+        {
+            "run": {"steps": STEPS},
+            "model": {"name": str(model), "device": "cpu"},
+            "environments": [{"use": f"{HERE}/babble.py:Babble"}],
+            "algorithm": {"use": "dr_grpo", "args": {"plan": dict(plan), "admission": "varied"}},
+            "sampling": {"max_tokens": 8},
+            "batch": {"groups": 4, "members": 3},
+            "learner": {"lr": 3e-3},
+            "evaluation": {"every": 2, "tasks": 8, "test": {"tasks": 8}},
+            "checkpoint": {"every": 2},
+        }
+    ).but({key.replace("__", "."): value for key, value in changes.items()})
+
+
+def run(place: Path, told: Recipe | None = None, screen: Screen | None = None) -> dict[str, Any]:
+    """Start a run in *place*, or go on with it."""
+    folder = RunFolder.create(place, told.to_toml()) if told is not None else RunFolder.open(place)
+    with folder:
+        return conduct(Recipe.parse(folder.recipe()), folder, screen or Watching())
+
+
+def metrics(place: Path) -> list[dict[str, Any]]:
+    """Without what a clock says."""
+    records = RunFolder(place, lock=False).metrics()
+    return [{k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k} for r in records]
+
+
+def weights(place: Path) -> bytes:
+    (last,) = sorted((place / "checkpoints").glob("step-*"))[-1:]
+    return (last / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def calm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
+    """A run with a plan that does everything, undisturbed; how many rollouts there were when each step ended."""
+    place, screen = tmp_path_factory.mktemp("calm") / "run", Watching()
+    run(place, recipe(model, EVERYTHING), screen)
+    return place, screen.ended
+
+
+def kill() -> None:
+    raise Killed
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(
+    "ends, way",
+    [
+        ([(0, 4, 5), (2, 6, 3)], kill),
+        ([(0, 3, 7), (2, 5, 1)], interrupt),
+        pytest.param([(0, 1, 2 * 8 + 4 * 24 + 3), (0, 2, 9), (0, 5, 4), (4, 6, 11)], kill, marks=pytest.mark.slow),
+        pytest.param([(0, 2, 11), (1, 3, 2), (2, 4, 1), (3, 6, 8)], interrupt, marks=pytest.mark.slow),
+    ],
+)
+def test_resumed_anywhere_it_is_the_same_run(
+    model: Path, calm: tuple[Path, list[int]], tmp_path: Path, ends: list[tuple[int, int, int]], way: Any
+) -> None:
+    """Refill, order by failures, retirement, probing, lag and interruption: metrics and weights agree bit for bit.
+
+    Each process goes on after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
+    """
+    place, told = tmp_path / "run", recipe(model, EVERYTHING)
+    undisturbed, ended = calm
+    for number, (after, during, rollouts) in enumerate(ends):
+        probed = number > 0 and after == 0  # what the first process asked is not asked again
+        moment = ended[during - 1] - ended[after] + rollouts - (4 * 24 if probed else 0)
+        screen = Watching(moment, way)
+        with pytest.raises((Killed, Interrupted)):
+            run(place, told if number == 0 else None, screen)
+        going_on = [note for note in screen.notes if note.startswith("going on after step")]
+        assert [f"going on after step {after} of {STEPS}"] * (after > 0) == going_on
+        assert during - after == len(screen.ended)
+    run(place)
+
+    assert metrics(undisturbed) == metrics(place)
+    assert weights(undisturbed) == weights(place)
+
+
+def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
+    """Groups tried, admitted and refused by reason; interruptions; versions as they were sampled; staleness."""
+    steps = metrics(calm[0])[1:]
+    folder = RunFolder(calm[0], lock=False)
+
+    for number, step in enumerate(steps, 1):
+        assert step["groups"] == step["groups.admitted"] + step["groups.refused"] <= 16
+        assert step["groups.missing"] == 4 - step["groups.admitted"]
+        assert step["groups.refused"] == step.get("groups.refused.all_verdicts_equal", 0)
+        assert step["samples"] == 3 * step["groups"]
+        assert step["curriculum.retired"] >= 0
+        behind = min(2, number - 1)
+        assert behind == step["staleness.mean"] == step["staleness.max"]
+        rows = folder.read_rollouts(number)
+        assert {-1, number - 1 - behind} == {v for row in rows for v in row["token_versions"]}
+        forced = [int(Source.FORCED) in row["token_sources"] for row in rows]
+        assert step["interrupted"] == pytest.approx(sum(forced) / len(forced))
+    assert sum(step["groups.refused"] for step in steps) > 0
+    assert max(step["interrupted"] for step in steps) > 0.5
+    groups = [g for n in range(1, STEPS + 1) for g in dict.fromkeys(r["group"] for r in folder.read_rollouts(n))]
+    assert list(range(len(groups))) == groups
+
+
+@pytest.mark.parametrize("refill", ["rounds", "active"])
+def test_batches_are_full(model: Path, tmp_path: Path, refill: str) -> None:
+    """Where filtering leaves holes, refill leaves none."""
+    run(tmp_path / "run", recipe(model, {"refill": refill}, evaluation__every=0, evaluation__test__tasks=0))
+    steps = metrics(tmp_path / "run")[1:]
+
+    assert [4] * STEPS == [step["groups.admitted"] for step in steps]
+    assert [12.0] * STEPS == [step["learner.samples"] for step in steps]
+    assert max(step["groups"] for step in steps) > 4
+    assert (max(step["groups.rounds"] for step in steps) > 1) == (refill == "rounds")
+
+
+def test_a_step_that_cannot_be_filled_goes_on_and_says_so(model: Path, tmp_path: Path) -> None:
+    """Every group is solved by all or by none: nothing is admitted, whatever is tried."""
+    screen = Watching()
+    told = recipe(model, {"refill": "rounds", "attempts": 2}, run__steps=1, batch__members=1, batch__min_members=1)
+    run(tmp_path / "run", told, screen)
+    (_, step) = metrics(tmp_path / "run")
+
+    assert (8, 0, 4) == (step["groups"], step["groups.admitted"], step["groups.missing"])
+    assert any("0 of 4 groups were admitted" in note and "plan.attempts" in note for note in screen.notes)
+
+
+def test_probing_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) -> None:
+    """A run that dies before its first checkpoint does not ask again; what was left out is never tried."""
+    place = tmp_path / "run"
+    told = recipe(model, {"probe": 4, "keep": [0.2, 0.8]}, checkpoint__every=0, evaluation__test__tasks=0, run__steps=3)
+    first, second = Watching(8 + 12 * 4 + 5, kill), Watching()
+    with pytest.raises(Killed):
+        run(place, told, first)
+    summary = run(place, None, second)
+    (rates,) = json.loads((place / "probe.json").read_text())["rates"]
+    kept = {task for task, rate in rates.items() if 0.2 <= rate <= 0.8}
+    tried = {row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)}
+
+    assert any("probing 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
+    assert not any("probing" in phase for phase in second.phases)
+    assert 12 == len(rates) > len(kept) >= len(tried)
+    assert tried <= kept
+    assert any(f"{len(kept)} of 12 tasks" in note for note in second.notes)
+    assert 12 * 4 + 3 * 4 * 3 == summary["samples"]
+
+
+def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: Path) -> None:
+    """The error names the setting and how the tasks fared."""
+    told = recipe(model, {"probe": 2, "keep": [0.7, 0.8]}, run__steps=1, evaluation__test__tasks=0)
+    with pytest.raises(NoTasksError, match=r"0 of 4 tasks .* from 0.7 to 0.8 in 2 samples .* widen plan.keep"):
+        run(tmp_path / "run", told)
+
+
+def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> None:
+    """The sampler never moves here, what is measured does."""
+    told = recipe(
+        model,
+        {"lag": 100},
+        evaluation__every=1,
+        evaluation__tasks=24,
+        evaluation__temperature=1.0,
+        learner__lr=3e-2,
+        algorithm__args__admission="minimum",
+    )
+    run(tmp_path / "run", told)
+    steps = metrics(tmp_path / "run")
+    rows = [row for n in range(1, STEPS + 1) for row in RunFolder(tmp_path / "run", lock=False).read_rollouts(n)]
+
+    assert {-1, 0} >= {v for row in rows for v in row["token_versions"]}
+    assert [*range(STEPS)] == [step["staleness.max"] for step in steps[1:]]
+    assert len({step["held_out.accuracy"] for step in steps}) > 1
+
+
+def test_an_order_by_level_without_levels_is_refused_at_the_start(model: Path) -> None:
+    """Before a model is loaded."""
+    told = recipe(model, {"order": "level"}, environments=[{"use": f"{HERE}/babble.py:Flat"}])
+    with pytest.raises(UsageError, match=r"environment '.*Flat' has no level"):
+        check(told)
+    check(recipe(model, {"order": "level"}))

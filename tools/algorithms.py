@@ -1,0 +1,368 @@
+"""Write what is said of the methods from the methods themselves; tests compare.
+
+python tools/algorithms.py
+
+It writes the tables of docs/algorithms.md, and for core, whose rows and pieces are found like anyone else's, the entry
+points in pyproject.toml and the entries of the manifest. After new entry points install again (`make` does it).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+import quintain.learning
+from quintain.algorithm import KINDS, Anchor, Piece, Plan, Row
+from quintain.errors import UsageError
+from quintain.learning.presets import PRESETS
+from quintain.learning.terms import Pool, Terms
+from quintain.methods import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
+from quintain.plugins.discovery import discover
+from quintain.plugins.registry import Registry
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "algorithms.md"
+PROJECT = ROOT / "pyproject.toml"
+MANIFEST = ROOT / "core" / "quintain" / "quintain.toml"
+GROUP = '[project.entry-points."quintain.algorithms"]\n'
+BELOW = "# Algorithms: written by tools/algorithms.py from quintain.learning.\n"
+
+PAIRS = (
+    ("rloo", "reinforce"),
+    ("grpo", "rloo"),
+    ("dr_grpo", "grpo"),
+    ("dr_grpo", "rloo"),
+    ("dapo", "grpo"),
+    ("cispo", "grpo"),
+    ("dapo", "cispo"),
+    ("gspo", "grpo"),
+    ("dppo", "cispo"),
+    ("reinforce_pp", "reinforce"),
+    ("reinforce_pp_baseline", "reinforce_pp"),
+    ("maxrl", "rloo"),
+    ("kimi", "dr_grpo"),
+    ("otb", "rloo"),
+    ("trm", "rloo"),
+    ("dvp", "rloo"),
+    ("scalerl", "cispo"),
+    ("olmorl", "dapo"),
+    ("sft", "reinforce"),
+    ("ppo", "grpo"),
+    ("trpo", "ppo"),
+    ("vineppo", "ppo"),
+    ("rft", "reinforce"),
+    ("dpo", "grpo"),
+    ("dpo_norm", "dpo"),
+    ("simpo", "dpo_norm"),
+)
+"""Methods that are best understood by what sets them apart; each but the first of all stands on the left once."""
+
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("grpo", {"anchor": "mu", "correction": "tis"}),
+    ("grpo", {"correction": "tis", "objective": "gspo"}),
+    ("grpo", {"anchor": "mu", "objective": "dppo_top"}),
+    ("rloo", {"update": "natural", "epochs": 2}),
+    ("grpo", {"kl": {"estimator": "k1"}}),
+)
+"""A row and changes to it that do not combine; one for every refusal of a pair in `quintain.algorithm`."""
+
+NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("grpo", {}),
+    ("rloo", {"epochs": 2}),
+)
+"""A row and changes to it that combine, but are remarked on."""
+
+CHOICES = (
+    *("method", "advantage", "objective, trust region", "ratio", "correction", "aggregation", "KL"),
+    *("admission, refill", "updates", "what else"),
+)
+"""The columns of the table of choices."""
+
+_ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
+_SENTENCE = re.compile(r"(?<!\bDr)(?<!\bal)(?<!\be\.g)\.\s+(?=[A-Z`*])")
+
+
+def attributes(module: str, kind: type) -> dict[str, Any]:
+    """What of *kind* the module *module* itself makes, by attribute."""
+    held = vars(importlib.import_module(module))
+    return {name: value for name, value in held.items() if isinstance(value, kind) and not name.startswith("_")}
+
+
+def rows_of_core() -> dict[str, tuple[str, Row]]:
+    """Core's rows by name, each with its entry point."""
+    module = "quintain.learning.presets"
+    places = {row.name: f"{module}:{at}" for at, row in attributes(module, Row).items()}
+    return {name: (places[name], row) for name, row in PRESETS.items()}
+
+
+def pieces_of_core() -> dict[str, tuple[str, Piece]]:
+    """Core's pieces by ``kind.name``, each with its entry point, in the order of kinds and of their files."""
+    found: dict[str, tuple[str, Piece]] = {}
+    for info in pkgutil.iter_modules(quintain.learning.__path__, "quintain.learning."):
+        for at, piece in attributes(info.name, Piece).items():
+            if piece.function.__module__ == info.name and not piece.args:
+                found.setdefault(f"{piece.kind}.{piece.name}", (f"{info.name}:{at}", piece))
+    return dict(sorted(found.items(), key=lambda item: KINDS.index(item[1][1].kind)))
+
+
+def rows() -> dict[str, tuple[str, Row]]:
+    """Every row of the workspace by name, each with its distribution: core's, then those of installed members."""
+    held = {name: ("quintain", row) for name, (_, row) in rows_of_core().items()}
+    members = [tomllib.loads(p.read_text())["project"]["name"] for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
+    for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
+        if component.kind == "algorithm" and component.distribution in members and not component.piece:
+            held[component.name] = (component.distribution, Registry([component]).resolve(component))
+    return held
+
+
+def pieces() -> dict[str, tuple[str, Piece]]:
+    """Every piece that core has or that a row of the workspace uses, by ``kind.name``, each with its distribution."""
+    held = {name: ("quintain", piece) for name, (_, piece) in pieces_of_core().items()}
+    for distribution, row in rows().values():
+        for piece in row.pieces:
+            held.setdefault(f"{piece.kind}.{piece.name}", (distribution, piece))
+    return dict(sorted(held.items(), key=lambda item: KINDS.index(item[1][1].kind)))
+
+
+def summary(piece: Piece) -> str:
+    """The first sentence of a piece's docstring."""
+    text = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split())
+    return _SENTENCE.split(text, maxsplit=1)[0].rstrip(".") + "."
+
+
+# ---------------------------------------------------------------- core's own entry points and manifest
+def project(text: str) -> str:
+    """pyproject.toml with core's rows and pieces as entry points."""
+    named = {name: target for name, (target, _) in (rows_of_core() | pieces_of_core()).items()}
+    lines = [f"{_key(name)} = {json.dumps(target)}\n" for name, target in named.items()]
+    head, _, rest = text.partition(GROUP)
+    return head + GROUP + "".join(lines) + rest[re.search(r"^\s*\[|\Z", rest, re.M).start() :]  # type: ignore[union-attr]
+
+
+def manifest(text: str) -> str:
+    """The manifest with an entry for each of core's rows and pieces."""
+    entries = [(name, row.summary, row.source) for name, (_, row) in rows_of_core().items()]
+    entries += [(name, summary(piece), "") for name, (_, piece) in pieces_of_core().items()]
+    return text.partition(BELOW)[0] + BELOW + "\n".join(_entry(*entry) for entry in entries)
+
+
+def _entry(name: str, summary: str, source: str) -> str:
+    told = {"kind": "algorithm", "name": name, "summary": summary, "source": source, "extra": "train"}
+    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in told.items() if value]
+    return "[[components]]\n" + "".join(lines)
+
+
+def _key(name: str) -> str:
+    return json.dumps(name) if "." in name else name
+
+
+# ---------------------------------------------------------------- the tables of docs/algorithms.md
+def page(text: str) -> str:
+    """docs/algorithms.md with its tables: what stands between ``<!-- NAME -->`` and ``<!-- end NAME -->``."""
+    for name, lines in TABLES.items():
+        head, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, tail = rest.partition(f"<!-- end {name} -->\n")
+        if not begin or not end:
+            raise UsageError(f"{PAGE.name} has no place for the table {name!r}")
+        text = head + begin + "\n" + "\n".join(lines()) + "\n\n" + end + tail
+    return text
+
+
+def in_short() -> Iterator[str]:
+    """What each method is, and who published it."""
+    yield from _header("method", "what it is", "source", "from")
+    for name, (distribution, row) in rows().items():
+        yield _line(f"`{name}`", row.summary, _linked(row.source), f"`{distribution}`")
+
+
+def choices() -> Iterator[str]:
+    """What each method chooses."""
+    yield from _header(*CHOICES)
+    for name, (_, row) in rows().items():
+        yield _line(
+            f"`{name}`",
+            piece_words(row.advantage, only=row.advantage.args),
+            piece_words(row.objective),
+            ratio(row),
+            piece_words(row.correction),
+            piece_words(row.aggregation, only=row.aggregation.args),
+            kl_words(row.kl).removeprefix("KL "),
+            _admission(row),
+            _updates(row),
+            "; ".join(what_else(row)),
+        )
+
+
+def what_else(row: Row) -> Iterator[str]:
+    """Settings besides those with a column of their own that are not what they usually are."""
+    usual = {key: _default(key) for key in PHRASES}
+    own = _flat(settings(row))
+    for key in PHRASES:
+        if key not in ("anchor", "epochs", "minibatches", "plan.refill") and own[key] != usual[key]:
+            yield phrase(key, own[key])
+
+
+def apart() -> Iterator[str]:
+    """How methods differ from their relatives."""
+    known = {name: row for name, (_, row) in rows().items()}
+    yield from _header("method", "against", "it has")
+    for left, right in PAIRS:
+        found = differences(known[left], known[right])
+        yield _line(f"`{left}`", f"`{right}`", "; ".join(d.words for d in found))
+
+
+def every_piece() -> Iterator[str]:
+    """The pieces, by kind."""
+    yield from _header("piece", "what it does", "arguments")
+    for name, (distribution, piece) in pieces().items():
+        args = ", ".join(f"{key} = {shown(value)}" for key, value in piece.parameters.items())
+        owner = "" if distribution == "quintain" else f" (`{distribution}`)"
+        yield _line(f"`{name}`{owner}", summary(piece), args)
+
+
+def refused() -> Iterator[str]:
+    """Settings that do not combine, with what is said of them."""
+    yield from _header("row", "with", "is refused, since")
+    for name, changes in REFUSED:
+        yield _line(f"`{name}`", f"`{_toml(changes)}`", refusal(name, changes))
+
+
+def remarked() -> Iterator[str]:
+    """Settings that are allowed, and remarked on when a run starts."""
+    yield from _header("row", "with", "note")
+    for name, changes in NOTED:
+        for note in PRESETS[name].but(**changes).notes():
+            yield _line(f"`{name}`", f"`{_toml(changes)}`" if changes else "", _marked(note))
+
+
+TABLES = {
+    "methods": in_short,
+    "choices": choices,
+    "differences": apart,
+    "pieces": every_piece,
+    "refused": refused,
+    "notes": remarked,
+}
+
+
+def refusal(name: str, changes: Mapping[str, Any]) -> str:
+    """What is said where a row is changed like this.
+
+    Raises:
+        UsageError: nothing is.
+    """
+    try:
+        PRESETS[name].but(**changes)
+    except UsageError as e:
+        return _marked(re.sub(r"^algorithm '\w+': ", "", str(e)))
+    raise UsageError(f"{name} with {_toml(changes)} is not refused")
+
+
+def ratio(row: Row) -> str:
+    """Between which policies, and over what, the objective takes an importance ratio: seen by running it."""
+    if "ratio" not in row.objective.reads:
+        return "none, compares with ref" if "ref" in row.objective.reads else "none"
+    Watched.seen = []
+    ids = torch.tensor([0, 0, 1])
+    logp = torch.tensor([-0.1, -0.2, -0.3], dtype=torch.float64)
+    wide = logp[:, None] - torch.ones(3, 4, dtype=torch.float64)
+    told: dict[str, Tensor] = dict.fromkeys(("entropy", "square", "mean_logp"), logp)
+    row.objective(
+        Watched(
+            logp=logp, mu_logp=logp, prox_logp=logp, ref_logp=logp, advantage=logp, entropy=logp, sample=ids,
+            group=torch.tensor([0, 0]), anchor=row.anchor,
+            statistics=told | {"top_logp": wide, "prox_top_logp": wide},
+        )
+    )  # fmt: skip
+    over = {
+        "token": "of a token",
+        "product": "of an answer",
+        "geometric": "of an answer, geometric mean",
+    }
+    return f"theta / {row.anchor} {' and '.join(over[pool] for pool in dict.fromkeys(Watched.seen))}"
+
+
+class Watched(Terms):
+    """Terms that take down which ratios are asked for."""
+
+    seen: ClassVar[list[str]] = []
+
+    def log_ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
+        type(self).seen = [*self.seen, pool]
+        return super().log_ratio(pool, anchor=anchor)
+
+
+def _admission(row: Row) -> str:
+    told = piece_words(row.admission, only=row.admission.args)
+    return told if row.plan.refill == "none" else f"{told}, {phrase('plan.refill', row.plan.refill)}"
+
+
+def _updates(row: Row) -> str:
+    told = "1" if row.updates == 1 else f"{counted(row.epochs, 'epoch')} of {counted(row.minibatches, 'minibatch')}"
+    return f"{told}, {piece_words(row.update)}" if row.update else told
+
+
+def _default(key: str) -> Any:
+    name, _, inner = key.partition(".")
+    return getattr(Plan(), inner) if inner else _flat(settings(_bare()))[name]
+
+
+def _bare() -> Row:
+    """A row in which all that has a default has it."""
+    row = PRESETS["reinforce"]
+    given = {kind: getattr(row, kind) for kind in KINDS if kind != "update"}
+    return Row(name=row.name, summary=row.summary, source=row.source, **given)
+
+
+def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:
+    plan = {f"plan.{key}": value for key, value in plain["plan"].items()}
+    return {**plain, **plan}
+
+
+def _toml(changes: Mapping[str, Any]) -> str:
+    def said(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return "{ " + ", ".join(f"{k} = {said(v)}" for k, v in value.items()) + " }"
+        return json.dumps(value)
+
+    return ", ".join(f"{key} = {said(value)}" for key, value in changes.items())
+
+
+def _marked(text: str) -> str:
+    """*text* with its pieces as code."""
+    return re.sub(r"\b(?:advantage|objective|correction|aggregation|admission|update)\.\w+\([^()]*\)", r"`\g<0>`", text)
+
+
+def _linked(source: str) -> str:
+    return _ARXIV.sub(r"[arXiv \1](https://arxiv.org/abs/\1)", source)
+
+
+def _header(*titles: str) -> Iterator[str]:
+    yield _line(*titles)
+    yield "|" + "---|" * len(titles)
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+FILES = {PAGE: page, PROJECT: project, MANIFEST: manifest}
+"""File to the function from its text to what it should be."""
+
+
+if __name__ == "__main__":
+    for path, render in FILES.items():
+        text = path.read_text(encoding="utf-8")
+        if render(text) != text:
+            path.write_text(render(text), encoding="utf-8")
+            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
