@@ -1,0 +1,1 @@
+"""SAPO for Quintain."""

@@ -1,0 +1,30 @@
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from quintain import KL, objective
+from quintain.learning import Terms
+from quintain.learning.presets import GRPO
+
+
+@objective(idle=True)
+def sapo(t: Terms, *, positive: float = 1.0, negative: float = 1.05) -> Tensor:
+    """-(4 / tau) sigmoid(tau (r - 1)) A, r = theta / anchor per token (SAPO, 2511.20347).
+
+    Args:
+        positive, negative: tau where the advantage is above 0, and elsewhere.
+    """
+    tau = torch.full_like(t.advantage, negative).masked_fill(t.advantage > 0, positive)
+    return -4 / tau * torch.sigmoid(tau * (t.ratio() - 1)) * t.advantage
+
+
+SAPO = replace(
+    GRPO,
+    name="sapo",
+    summary="GRPO with a sigmoid gate on the ratio in the place of the clip, steeper for negative advantages.",
+    source="Gao et al. 2025, arXiv 2511.20347",
+    objective=sapo,
+    kl=KL(),
+    published={},
+)
