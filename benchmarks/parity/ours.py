@@ -1,0 +1,155 @@
+"""Our side: loss, gradient and advantages of a case, through the learner."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3ForCausalLM
+
+from quintain.algorithm import Piece, Row
+from quintain.learning import PRESETS, Batch, Learner, Sample
+from quintain.learning.problem import Problem
+from quintain.transcript import TrainingSequence
+
+from .cases import LONGEST, TEMPERATURE, Case, Reply, pairs, replies
+from .exact import exact
+
+State = Mapping[str, Tensor]
+OPTIONS: dict[str, Any] = {"lr": 0.0, "max_grad_norm": 0.0, "token_budget": 48}
+"""No step, no clipping of the gradient, several micro-batches."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What one side computed.
+
+    Attributes:
+        loss: at theta.
+        gradient: by parameter.
+        advantages: per reply; empty where the method has none.
+        told: our metrics of the step.
+    """
+
+    loss: float
+    gradient: Mapping[str, Tensor]
+    advantages: Sequence[float] = ()
+    told: Mapping[str, float] = field(default_factory=dict)
+
+
+class Jump:
+    """An update that takes the gradient and then, the first time, moves the weights to *target*: the second epoch of a
+    batch is off-policy by a known amount.
+    """
+
+    def __init__(self, target: State) -> None:
+        self.target = target
+        self.losses: list[float] = []
+
+    def __call__(self, problem: Problem) -> dict[str, float]:
+        loss = problem.backward()
+        if not self.losses:
+            with torch.no_grad():
+                for name, parameter in problem.learner.module.named_parameters():
+                    parameter.copy_(self.target[name])
+        self.losses.append(loss)
+        return {"loss": loss, "grad_norm": 0.0}
+
+
+def model(folder: Path, state: State, dtype: torch.dtype) -> Any:
+    """The model of *folder* with other weights."""
+    made = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype)
+    made.load_state_dict(dict(state))
+    return exact(made) if dtype == torch.float64 else made
+
+
+def row_of(case: Case) -> Row:
+    """The method, with every value that the case sets."""
+    if case.row in PRESETS:
+        return PRESETS[case.row].but(**case.changes)
+    from quintain_preference import DPO, DPO_NORM, RFT, SIMPO
+
+    rows: dict[str, Row] = {row.name: row for row in (DPO, DPO_NORM, RFT, SIMPO)}
+    return rows[case.row].but(**case.changes)
+
+
+def sequence(reply: Reply, logps: Sequence[float] = ()) -> TrainingSequence:
+    """One row for the learner; *logps* are the sampler's, one for each of the reply's tokens."""
+    before = len(reply.prompt)
+    given = logps or [0.0] * len(reply.ids)
+    return TrainingSequence(
+        ids=reply.prompt + reply.ids,
+        mask=(False,) * before + reply.trained,
+        logps=(0.0,) * before + tuple(x if t else 0.0 for x, t in zip(given, reply.trained, strict=True)),
+        versions=(-1,) * before + tuple(0 if t else -1 for t in reply.trained),
+    )
+
+
+def sampler_logps(folder: Path, state: State) -> dict[bool, list[list[float]]]:
+    """Log-probs of each reply's tokens under the sampler, float64; 0 at observations. With and without them."""
+    learner = Learner(model(folder, state, torch.float64), **OPTIONS)
+    found = {}
+    for observations in (False, True):
+        held = replies(observations=observations)
+        values = iter(learner.logprobs(grouped(held)).tolist())
+        found[observations] = [[next(values) if t else 0.0 for t in reply.trained] for reply in held]
+    return found
+
+
+def grouped(held: Sequence[Reply], logps: Sequence[Sequence[float]] = (), temperature: float = TEMPERATURE) -> Batch:
+    """The batch of a step."""
+    rows = [sequence(reply, given) for reply, given in zip(held, logps or [()] * len(held), strict=True)]
+    samples = tuple(
+        Sample(sequences=(row,), verdict=reply.reward, group=reply.group, truncated=reply.truncated)
+        for reply, row in zip(held, rows, strict=True)
+    )
+    return Batch(samples=samples, temperature=temperature, max_tokens=LONGEST)
+
+
+def batch_of(case: Case, logps: Mapping[bool, list[list[float]]]) -> Batch:
+    """What the case's method learns from."""
+    if case.trainer in ("dpo", "cpo"):
+        rows = [(reply, float(reply is pair[0]), k) for k, pair in enumerate(pairs()) for reply in pair]
+        samples = (Sample(sequences=(sequence(reply),), verdict=verdict, group=k) for reply, verdict, k in rows)
+        return Batch(samples=tuple(samples), max_tokens=LONGEST)
+    return grouped(replies(observations=case.observations), logps[case.observations], case.temperature)
+
+
+def compute(
+    case: Case, folder: Path, states: Mapping[str, State], logps: Mapping[bool, list[list[float]]], dtype: torch.dtype
+) -> Found:
+    """Our side of a case.
+
+    Args:
+        states: weights of ``theta``, ``prox`` and ``ref``.
+        logps: from `sampler_logps`.
+    """
+    module = model(folder, states["prox"], dtype)
+    if case.supervised:
+        learner = Learner(module, **OPTIONS)
+        rows = [sequence(reply) for reply in replies(observations=case.observations)]
+        told = learner.supervised_step(rows)
+        return Found(loss=told["loss"], gradient=_gradient(module), told=told)
+    row, jump = row_of(case), Jump(states["theta"])
+    if case.moved:
+        row = row.but(epochs=2, update=Piece(kind="update", name="jump", function=jump))
+    reference = model(folder, states["ref"], dtype) if row.uses_reference else None
+    learner = Learner(module, row, reference=reference, **OPTIONS)
+    prepared = learner.prepare(batch_of(case, logps))
+    advantages = asyncio.run(learner.assess(prepared))
+    told = learner.step(prepared, advantages=advantages)
+    return Found(
+        loss=jump.losses[-1] if case.moved else told["loss"],
+        gradient=_gradient(module),
+        advantages=[float(x) for x in advantages],
+        told=told,
+    )
+
+
+def _gradient(module: Any) -> dict[str, Tensor]:
+    return {name: p.grad.detach().double() for name, p in module.named_parameters()}
