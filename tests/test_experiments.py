@@ -1,0 +1,219 @@
+"""The studies run, and what they rest on is right: exact tables, the pieces' own updates, intervals over seeds."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="studies need quintain[train]")
+
+import torch
+from experiments.common import Line, Panel, Report, generator, main, table, told
+from experiments.tables import END, Played, Pupil, World, admitted, joined, learn, play
+
+from quintain.learning.presets import DR_GRPO, GRPO, OTB, REINFORCE
+
+from .docs.commands import parse
+from .docs.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+STUDIES = sorted(p.stem for p in (ROOT / "experiments").glob("*.py") if p.stem not in ("__init__", "common", "tables"))
+PAGES = ROOT / "docs" / "experiments"
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_runs(name: str, tmp_path: Path) -> None:
+    """Tiny sizes, two seeds: a figure, and numbers with their seeds and command."""
+    module = importlib.import_module(f"experiments.{name}")
+    main(module.study, ["--quick", "--out", str(tmp_path)])
+    held = json.loads((tmp_path / f"{name}.json").read_text())
+
+    assert f"python -m experiments.{name} --quick --out {tmp_path}" == held["command"]
+    assert 2 == held["seeds"] and held["panels"] and held["contrasts"]
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_page_stands_on_a_full_run(name: str) -> None:
+    """Each study that is written up has its figure and numbers from at least five seeds beside it."""
+    page = PAGES / f"{name}.md"
+    if not page.exists():
+        pytest.skip(f"{name} is not written up")
+    text = page.read_text()
+    held = json.loads((PAGES / f"{name}.json").read_text())
+
+    assert held["seeds"] >= 5 and "--quick" not in held["command"]
+    assert f"python -m experiments.{name}" in text and f"({name}.png)" in text
+    assert held["date"] in text and (PAGES / f"{name}.png").exists()
+
+
+# ------------------------------------------------------------------------------------------------- the tables
+
+CHAIN = World(next=torch.tensor([[1, END, 0], [END, END, 1]]), start=torch.tensor([0, 1]), longest=4)
+LOGITS = torch.tensor([[0.3, -0.2, 0.5], [-1.0, 0.4, 0.1]], dtype=torch.float64)
+
+
+def answers(count: int = 200, seed: int = 0) -> Played:
+    played = play(CHAIN, LOGITS, [0, 1, 0, 1], count // 4, generator(seed))
+    return played.scored([float(i % 3 == 0) for i in range(count)])
+
+
+def test_answers_follow_the_table() -> None:
+    """States obey the world, log-probs are the table's, first tokens come as often as they should."""
+    played = answers(8000)
+    starts = [0, *(played.owner.diff() != 0).nonzero().squeeze(1).add(1).tolist()]
+    logp = LOGITS.log_softmax(-1)
+
+    assert torch.equal(played.logp, logp[played.state, played.token])
+    assert torch.equal(played.owner, played.owner.sort().values)
+    assert int(played.lengths.max()) == 4 and int(played.lengths.min()) == 1
+    for i in range(len(played.owner) - 1):
+        if played.owner[i] == played.owner[i + 1]:
+            assert played.state[i + 1] == CHAIN.next[played.state[i], played.token[i]]
+    first = played.token[starts][played.prompt == 0]
+    share = torch.bincount(first, minlength=3) / len(first)
+    assert torch.allclose(share.double(), logp[0].exp(), atol=4 * 0.5 / 4000**0.5)
+
+
+def test_answers_can_be_chosen_and_joined() -> None:
+    played = answers(20)
+    some = played.only([3, 17, 4])
+    both = joined([played, some])
+
+    assert [played.rewards[i] for i in (3, 17, 4)] == list(some.rewards)
+    for new, old in enumerate((3, 17, 4)):
+        for name in ("token", "state", "logp"):
+            want = getattr(played, name)[played.owner == old]
+            assert torch.equal(want, getattr(some, name)[some.owner == new])
+            assert torch.equal(want, getattr(both, name)[both.owner == 20 + new])
+    assert not set(both.group[:20].tolist()) & set(both.group[20:].tolist())
+
+
+@pytest.mark.parametrize("name", ["constant", "sequence", "token", "prompt"])
+def test_an_update_is_that_of_the_formula(name: str) -> None:
+    """One SGD step moves the table by sum_k c_k A_k d log pi_k, written out here."""
+    row = DR_GRPO.but(objective="policy_gradient", aggregation=name)
+    played = answers(24)
+    logits = LOGITS.clone().requires_grad_()
+    learn(row, lambda: logits, torch.optim.SGD([logits], lr=1.0), played, 4)
+    want = LOGITS.clone()
+    lengths = played.lengths.tolist()
+    for i, r in enumerate(played.rewards):
+        members = [j for j in range(24) if played.group[j] == played.group[i]]
+        gain = r - sum(played.rewards[j] for j in members) / len(members)
+        tokens = sum(lengths[j] for j in members)
+        weight = {"constant": 1 / (24 * 4), "sequence": 1 / (24 * lengths[i]), "token": 1 / sum(lengths)}
+        c = (weight | {"prompt": 1 / (4 * tokens)})[name]
+        for state, token in zip(played.state[played.owner == i], played.token[played.owner == i], strict=True):
+            want[state] -= c * gain * LOGITS[state].softmax(-1)
+            want[state, token] += c * gain
+
+    assert torch.allclose(want, logits.detach(), atol=1e-12)
+
+
+def test_the_expected_update_is_the_gradient() -> None:
+    """REINFORCE on all actions in proportion to their chance: the exact gradient of the expected reward."""
+    row = REINFORCE.but(advantage="raw", aggregation={"use": "constant", "length": 1})
+    logits = torch.tensor(
+        [[3.0, 1.0]], dtype=torch.float64
+    ).log()  # chances 3/4 and 1/4: four answers hold them exactly
+    drawn = Played(
+        prompt=torch.zeros(4, dtype=torch.long),
+        group=torch.zeros(4, dtype=torch.long),
+        owner=torch.arange(4),
+        state=torch.zeros(4, dtype=torch.long),
+        token=torch.tensor([0, 0, 0, 1]),
+        logp=logits.log_softmax(-1)[0, [0, 0, 0, 1]],
+        rewards=(10.0, 10.0, 10.0, 2.0),
+    )
+    held = logits.clone().requires_grad_()
+    learn(row, lambda: held, torch.optim.SGD([held], lr=1.0), drawn, 1)
+    slope = 0.75 * 0.25 * 8
+
+    assert [slope, -slope] == pytest.approx((held.detach() - logits)[0].tolist(), abs=1e-12)
+
+
+def test_minibatches_meet_a_ratio_that_is_not_one() -> None:
+    """With several updates the later ones see theta apart from prox, and a tight clip shows."""
+    row = GRPO.but(kl={"where": "none"}, epochs=3, minibatches=2, objective={"low": 0.01}, aggregation="token")
+    logits = LOGITS.clone().requires_grad_()
+    shares = learn(row, lambda: logits, torch.optim.SGD([logits], lr=2.0), answers(24), 4)
+
+    assert 0 < shares["clip_high"] < 1 and 1.0 == shares["correction"]
+
+
+def test_pieces_that_read_statistics_get_them() -> None:
+    """The optimal token baseline has values per token, from the table's own probabilities."""
+    logits = LOGITS.clone().requires_grad_()
+    learn(OTB, lambda: logits, torch.optim.SGD([logits], lr=1.0), answers(24), 4)
+
+    assert not torch.equal(logits.detach(), LOGITS)
+
+
+def test_admission_drops_whole_groups() -> None:
+    played = answers(16).scored([1, 0, 1, 0] + [1] * 4 + [0] * 4 + [0, 0, 0, 1])
+    kept = admitted(DR_GRPO.but(admission="varied"), played)
+
+    assert kept is not None and [1, 0, 1, 0, 0, 0, 0, 1] == list(kept.rewards)
+    assert admitted(DR_GRPO.but(admission="varied"), played.scored([1] * 16)) is None
+
+
+def test_a_pupil_knows_its_own_chances() -> None:
+    """Exact success is what many draws give; pass@k follows from it; what is hidden cannot be learnt."""
+    pupil = Pupil.born(0, prompts=4, features=3, actions=6, right=2)
+    played = pupil.scored(play(pupil.world, pupil.table().detach(), [0, 1, 2, 3], 4000, generator(1)))
+    share = torch.tensor(played.rewards, dtype=torch.float64).view(4, -1).mean(1)
+
+    assert torch.allclose(share, pupil.success(held_out=False), atol=4 * 0.5 / 4000**0.5)
+    assert 2 * 4 == int(pupil.right_train.sum())
+    one = pupil.success(held_out=True)
+    assert float((1 - (1 - one) ** 5).mean()) == pytest.approx(pupil.passes(5))
+    assert Pupil.born(0, hidden=4).train.shape == Pupil.born(0).train.shape
+
+
+# ------------------------------------------------------------------------------------------------- the reports
+
+
+def test_a_report_says_how_sure_it_is() -> None:
+    line = Line(label="a", x=[0, 1], values=[[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
+    report = Report(panels=[Panel(title="t", xlabel="step", lines=[line])], contrasts={"d": [1.0, 2.0, 3.0]})
+    held = told(report, "command", "2026-01-01", 3, 0.0)
+
+    assert 2.0 == held["panels"]["t, by step"]["a"]["end"]["mean"] == held["contrasts"]["d"]["mean"]
+    assert -0.48414 == pytest.approx(held["contrasts"]["d"]["low"], abs=1e-4)
+    assert any("| a | 1 | 2 | -0.4841 to 4.484 |" in row for row in table(report))
+
+
+# ------------------------------------------------------------------------------------------------- the pages
+
+
+def test_links_of_the_pages_resolve_and_their_commands_parse() -> None:
+    """Pages, figures and headings that are pointed at exist; `quintain` takes the options that are shown."""
+    for path in sorted(PAGES.glob("*.md")):
+        page = Page(path=path)
+        for link in page.links:
+            file, _, anchor = link.partition("#")
+            target = path.parent / file if file else path
+            assert target.exists(), f"{path.name}: {link}"
+            assert not anchor or anchor in Page(path=target).anchors, f"{path.name}: {link}"
+        for command in (c for b in page.blocks if b.language == "bash" for c in b.commands):
+            parse(command)
+
+
+def test_every_study_is_in_the_index() -> None:
+    """What is written up is linked from the index, and only that."""
+    written = {p.name for p in PAGES.glob("*.md")} - {"README.md"}
+
+    assert written == {link for link in Page(path=PAGES / "README.md").links if link.endswith(".md")}
