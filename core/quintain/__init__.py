@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from .agent import Endpoint as Endpoint
     from .agent import Limits as Limits
     from .algorithm import KL as KL
+    from .algorithm import Interrupt as Interrupt
     from .algorithm import Piece as Piece
+    from .algorithm import Plan as Plan
     from .algorithm import Row as Row
     from .algorithm import admission as admission
     from .algorithm import advantage as advantage
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from .algorithm import correction as correction
     from .algorithm import objective as objective
     from .algorithm import per_group as per_group
+    from .algorithm import update as update
     from .engine import Engine as Engine
     from .engine import Reply as Reply
     from .engine import Sampled as Sampled
@@ -66,8 +69,10 @@ API_VERSION = 1
 _HOMES = {
     "agent": ("Agent", "Endpoint", "Limits"),
     "algorithm": (
+        "Interrupt",
         "KL",
         "Piece",
+        "Plan",
         "Row",
         "admission",
         "advantage",
@@ -75,6 +80,7 @@ _HOMES = {
         "correction",
         "objective",
         "per_group",
+        "update",
     ),
     "engine": ("Engine", "Reply", "Sampled", "Sampling", "TokenEngine", "Weights"),
     "environment": ("Demonstration", "Environment", "control"),

@@ -50,6 +50,7 @@ class Piece:
         idle: an objective's terms and their gradients are exactly 0 where the advantage is (a group's where those of
             all its members are), so that such samples need no pass.
         masks: a correction's weights are 0 or 1: it leaves out and repairs nothing, so it goes with a ratio to mu.
+        check: takes all arguments by name and raises a `UsageError` where they do not fit together.
     """
 
     kind: Kind
@@ -60,6 +61,7 @@ class Piece:
     reads: frozenset[str] = frozenset()
     idle: bool = False
     masks: bool = False
+    check: Callable[..., None] | None = None
 
     def __call__(self, *inputs: Any, **args: Any) -> Any:
         return self.function(*inputs, **{**self.args, **args})
@@ -73,11 +75,14 @@ class Piece:
 
         Raises:
             BindingError: an argument that the function does not take.
+            UsageError: arguments that do not fit together.
         """
         known = self.parameters
         for key in args:
             if key not in known:
                 raise BindingError(f"{self.kind}.{self.name} takes no argument {key!r}{did_you_mean(key, known)}")
+        if self.check is not None:
+            self.check(**{**known, **self.args, **args})
         return dataclasses.replace(self, args={**self.args, **args})
 
     def served(self, services: Mapping[str, Any]) -> Piece:
@@ -121,21 +126,14 @@ class Piece:
         return inspect.iscoroutinefunction(self.function)
 
 
-_PIECES: dict[tuple[Kind, str], Piece] = {}
+_PIECES: dict[tuple[Kind, str], tuple[Piece, ...]] = {}
+"""By kind and name; several where modules that know nothing of one another chose the same name."""
 
 
 def register(piece: Piece) -> Piece:
-    """Add *piece* to the registry of its kind.
-
-    Raises:
-        PluginError: another function already has the name.
-    """
-    held = _PIECES.get((piece.kind, piece.name))
-    if held is not None and _origin(held) != _origin(piece):
-        raise PluginError(
-            f"{piece.kind} {piece.name!r} is claimed by {_origin(held)} and by {_origin(piece)}; rename one"
-        )
-    _PIECES[piece.kind, piece.name] = piece
+    """Add *piece* to those of its kind. A function that is defined again takes its own place."""
+    key = (piece.kind, piece.name)
+    _PIECES[key] = (*(held for held in _PIECES.get(key, ()) if _origin(held) != _origin(piece)), piece)
     return piece
 
 
@@ -154,8 +152,20 @@ def find(kind: Kind, name: str) -> Piece:
         UnknownNameError: there is none; the nearest name is shown.
         PluginError: it cannot be imported, is no piece of this kind, or the name is claimed twice.
     """
-    held = _PIECES.get((kind, name.removeprefix(f"{kind}.")))
-    return held if held is not None else _installed(kind, name)
+    from .plugins.registry import current
+
+    bare = name.removeprefix(f"{kind}.")
+    held = () if "/" in name or ":" in name else _PIECES.get((kind, bare), ())
+    if not held:
+        return _installed(kind, name)
+    installed = current().matching(f"{kind}.{bare}", "algorithm")
+    owners = {_origin(piece): _origin(piece) for piece in held} | {c.target: c.id for c in installed}
+    if len(owners) > 1:
+        raise PluginError(
+            f"{kind} {bare!r} is claimed by {' and by '.join(sorted(owners.values()))}; say which: "
+            "distribution/name, or module:attribute"
+        )
+    return held[0]
 
 
 def _installed(kind: Kind, name: str) -> Piece:
@@ -189,6 +199,7 @@ def _decorator(
     reads: Sequence[str],
     idle: bool = False,
     masks: bool = False,
+    check: Callable[..., None] | None = None,
 ) -> Any:
     def wrap(function: Callable[..., Any]) -> Piece:
         title = name or function.__name__.strip("_")
@@ -199,7 +210,14 @@ def _decorator(
                     f"{kind} {title!r} reads {read!r}{did_you_mean(read, known)}; there are {sorted(known)}"
                 )
         piece = Piece(
-            kind=kind, name=title, function=function, level=level, reads=frozenset(reads), idle=idle, masks=masks
+            kind=kind,
+            name=title,
+            function=function,
+            level=level,
+            reads=frozenset(reads),
+            idle=idle,
+            masks=masks,
+            check=check,
         )
         object.__setattr__(piece, "__doc__", function.__doc__)
         return register(piece)
@@ -247,7 +265,14 @@ def per_group(function: Callable[..., Any] | None = None, /, *, name: str = "") 
 @overload
 def objective(function: Callable[..., Any], /) -> Piece: ...
 @overload
-def objective(*, name: str = ..., level: Level = ..., reads: Sequence[str] = ..., idle: bool = ...) -> Wrap: ...
+def objective(
+    *,
+    name: str = ...,
+    level: Level = ...,
+    reads: Sequence[str] = ...,
+    idle: bool = ...,
+    check: Callable[..., None] | None = ...,
+) -> Wrap: ...
 def objective(
     function: Callable[..., Any] | None = None,
     /,
@@ -256,15 +281,17 @@ def objective(
     level: Level = "token",
     reads: Sequence[str] = ("ratio",),
     idle: bool = False,
+    check: Callable[..., None] | None = None,
 ) -> Any:
     """``f(t: Terms, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
     *level* says.
 
     Never reduced: weights come from the aggregation. *idle* promises terms and gradients of exactly 0 where the
         advantage is 0. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics, which go
-        under ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` under ``clip.``).
+        under ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` under ``clip.``). *check* takes all
+        arguments by name and refuses, when the recipe is read, those that do not fit together.
     """
-    return _decorator("objective", function, name, level, reads, idle)
+    return _decorator("objective", function, name, level, reads, idle, check=check)
 
 
 @overload
@@ -312,7 +339,7 @@ def update(function: Callable[..., Any], /) -> Piece: ...
 def update(*, name: str = ...) -> Wrap: ...
 def update(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
     """``f(problem: Problem, ...)`` that changes the parameters once, in the place of the optimizer, and returns
-    metrics.
+    metrics: ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
     """
     return _decorator("update", function, name, "token", ())
 
@@ -363,6 +390,11 @@ class KL:
             )
         if not 0 <= self.coefficient < float("inf"):
             raise UsageError(f"kl.coefficient is {self.coefficient}; expected a finite number that is not negative")
+        if self.where == "reward" and self.score_factor:
+            raise UsageError(
+                "kl.score_factor is for the loss: in the reward the KL is a number without a gradient; leave it out "
+                "or set where = 'loss'"
+            )
         if self.active and self.where == "loss" and self.estimator == "k1" and not self.score_factor:
             raise UsageError(
                 "k1 in the loss has zero gradient in expectation; use k2 in the loss, k1 in the reward, "
@@ -507,10 +539,19 @@ class Row:
                 )
             if piece.stateful and kind != "advantage":
                 raise UsageError(f"algorithm {self.name!r}: {piece!r} keeps state; in this version only advantages may")
-        if self.epochs < 1 or self.minibatches < 1:
-            raise UsageError(
-                f"algorithm {self.name!r}: epochs {self.epochs}, minibatches {self.minibatches}; both start at 1"
-            )
+            if piece.asynchronous and kind != "advantage":
+                raise UsageError(f"algorithm {self.name!r}: {piece!r} is a coroutine; only advantages are awaited")
+            if "top" in piece.reads and kind != "objective":
+                raise UsageError(f"algorithm {self.name!r}: {piece!r} reads 'top', which only objectives see")
+        for key, kind_of in (("kl", KL), ("plan", Plan)):
+            if not isinstance(getattr(self, key), kind_of):
+                found = getattr(self, key)
+                raise UsageError(f"algorithm {self.name!r}: {key} is {found!r}; expected a {kind_of.__name__}")
+        for key in ("epochs", "minibatches"):
+            if type(getattr(self, key)) is not int or getattr(self, key) < 1:
+                raise UsageError(
+                    f"algorithm {self.name!r}: {key} is {getattr(self, key)!r}; expected a whole number of at least 1"
+                )
         if not 0 <= self.overlong < 1:
             raise UsageError(
                 f"algorithm {self.name!r}: overlong is {self.overlong}; expected a share of the maximum length, from 0 "
@@ -606,8 +647,8 @@ class Row:
             if key not in known:
                 raise UsageError(f"an algorithm has no setting {key!r}{did_you_mean(key, known)}")
         resolved = {key: self._resolve(key, value) for key, value in changes.items()}
-        if changes.get("name", self.name) != self.name:  # another method: nobody published it with these settings
-            resolved["published"] = {}
+        if changes.get("name", self.name) != self.name:  # another method: no paper is behind it until it names one
+            resolved = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | resolved
         return dataclasses.replace(self, **resolved)
 
     def _resolve(self, key: str, value: Any) -> Any:
@@ -631,6 +672,9 @@ def _made(kind: type[Any], base: Any, changes: Mapping[str, Any], where: str) ->
     for key in changes:
         if key not in known:
             raise UsageError(f"{where} has no setting {key!r}{did_you_mean(key, known)}")
+    inner = changes.get("interrupt")
+    if isinstance(inner, Mapping) and getattr(base, "interrupt", None) is not None:
+        changes = {**changes, "interrupt": _made(Interrupt, base.interrupt, inner, f"{where}.interrupt")}
     try:
         return dataclasses.replace(base, **changes) if base is not None else kind(**changes)
     except TypeError as e:

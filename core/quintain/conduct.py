@@ -6,8 +6,8 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,7 +55,7 @@ def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]
     checkpoint = latest(folder)
     began = time.monotonic()
     seed_everything(recipe.run.seed)
-    model = model_for(recipe, castings, checkpoint, screen)
+    model = model_for(recipe, castings, checkpoint, screen, folder.doing)
     learner = Learner(model.module, row, **learner_options(recipe))
     return asyncio.run(
         _conduct(recipe, folder, screen, castings, row, checkpoint, model, learner, time.monotonic() - began)
@@ -81,6 +81,7 @@ async def _conduct(
     given = {"policy": engine, "learner": learner, "replay": replays}
     async with engine, opened(chosen(recipe, row), wanted, given, state and state["services"]) as services:
         learner.serve(services)
+        row = learner.row or row
         environments = [casting.make(services) for casting in castings]
         replays.environments = named([casting.name for casting in castings], environments)
         run = Run(
@@ -225,7 +226,11 @@ def algorithm(recipe: Recipe) -> Row:
 
 
 def model_for(
-    recipe: Recipe, castings: Sequence[Casting], checkpoint: Checkpoint | None, screen: Screen
+    recipe: Recipe,
+    castings: Sequence[Casting],
+    checkpoint: Checkpoint | None,
+    screen: Screen,
+    doing: Callable[[str], AbstractContextManager[None]],
 ) -> LoadedModel:
     """The model to train: a checkpoint's, a folder's or the hub's, or one grown on demonstrations.
 
@@ -240,9 +245,9 @@ def model_for(
     ):  # with adapters the checkpoint's model has them merged; the base goes under them
         name = str(checkpoint.model)
     elif table.starts_supervised:
-        from .starter import grown
+        from .nursery import grown
 
-        name = str(grown(castings, recipe, screen))
+        name = str(grown(castings, recipe, screen, doing))
     screen.phase(f"loading {table.name}")
     return load_model(name, device=table.device, dtype="float32" if table.dtype != "float64" else "float64", lora=lora)
 

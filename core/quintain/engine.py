@@ -136,11 +136,13 @@ class TokenEngine(Engine):
         codec: text to ids and back, and the chat template.
         context: longest sequence it takes, prompt and reply together.
         version: of the weights it samples from now.
+        stalls: how often it went on without an episode that it should have waited for.
     """
 
     codec: Codec
     context: int
     version: int = 0
+    stalls: int = 0
 
     @abstractmethod
     async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
@@ -157,7 +159,7 @@ class TokenEngine(Engine):
 
     @abstractmethod
     async def update(self, weights: Weights) -> int:
-        """Take up new weights; the new version."""
+        """Take up new weights; their version, which tokens sampled from now on carry."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
         """Answer through the chat template (no transcript is kept)."""
@@ -210,3 +212,6 @@ class SharesModule(Protocol):
             UsageError: a setting is out of range.
         """
         ...
+
+    # Optional besides: slots_for(module, *, samples, tokens) -> int, how much of a batch is best decoded at once;
+    # a run passes it to `sharing` as ``slots`` where the recipe does not say.

@@ -48,7 +48,7 @@ async def one_step(run: Run) -> None:
     """Pick, play, admit (and pick again where the plan refills), learn, publish, measure, record, save."""
     step = run.at.step + 1
     clock = run.clock.fork()
-    stalls = getattr(run.engine, "stalls", 0)
+    stalls = run.engine.stalls
     with run.undone_unless_complete():
         with clock("rollouts"):
             filled = await run.until_stopped(run.fill(step))
@@ -64,7 +64,7 @@ async def one_step(run: Run) -> None:
             filled.tried, refused=filled.refused, learned=learned, held_out=held_out, seconds=clock.spent
         )
         # An engine that lost patience with an episode stepped without it: this step will not repeat bit for bit.
-        metrics["engine.stalls"] = getattr(run.engine, "stalls", 0) - stalls
+        metrics["engine.stalls"] = run.engine.stalls - stalls
         run.record(step, filled.tried, metrics)
     if run.due(run.recipe.checkpoint.every):
         run.save()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from .engine import TokenEngine, Weights
+from .errors import PluginError
 
 
 class Mirror(Protocol):
@@ -56,7 +57,7 @@ class Publisher:
     async def publish(self, weights: Weights) -> None:
         """A new version is there, or the same one once more."""
         if not self._lag:
-            await self._engine.update(weights)
+            await self._update(weights)
             return
         if not self._held or self._held[-1].version != weights.version:
             self._held.append(Published.of(weights))
@@ -78,7 +79,15 @@ class Publisher:
     async def _take_up(self, weights: Weights) -> None:
         if self._mirror is not None:
             self._mirror.refresh(weights)
-        await self._engine.update(weights)
+        await self._update(weights)
+
+    async def _update(self, weights: Weights) -> None:
+        found = await self._engine.update(weights)
+        if found != weights.version:
+            raise PluginError(
+                f"engine {self._engine.name!r} says that it took up version {found} of the weights; expected "
+                f"{weights.version}: its `update` must return `weights.version`"
+            )
 
     def state(self) -> list[dict[str, Any]]:
         """Plain data and tensors for a checkpoint: the versions before the newest, which is the learner's own."""

@@ -52,8 +52,8 @@ SEARCH = Piece(kind="update", name="search", function=_search)
         ("rloo", {"objective": PRESETS["rloo"].advantage}, "expected a function decorated with @objective"),
         ("rloo", {"advantage": None}, "advantage is None; expected a function decorated with @advantage"),
         ("rloo", {"update": {"damping": 1}}, "has no update to configure; name one with `use`"),
-        ("rloo", {"epochs": 0}, "both start at 1"),
-        ("rloo", {"minibatches": 0}, "both start at 1"),
+        ("rloo", {"epochs": 0}, "a whole number of at least 1"),
+        ("rloo", {"minibatches": 0}, "a whole number of at least 1"),
         ("rloo", {"overlong": 1.0}, "from 0 to below 1"),
         ("rloo", {"overlong": -0.1}, "from 0 to below 1"),
         ("rloo", {"overlong": NAN}, "from 0 to below 1"),
@@ -100,6 +100,7 @@ def test_pairs_that_look_like_refused_ones_are_fine(row: str, changes: dict[str,
         (KL, {"coefficient": INF}, "a finite number that is not negative"),
         (KL, {"coefficient": NAN}, "a finite number that is not negative"),
         (KL, {"where": "loss", "coefficient": 0.1}, "use k2 in the loss, k1 in the reward, or score_factor = true"),
+        (KL, {"where": "reward", "coefficient": 0.1, "score_factor": True}, "kl.score_factor is for the loss: in the"),
         (Interrupt, {"low": 0, "high": 3}, "expected 1 <= low <= high"),
         (Interrupt, {"low": 4, "high": 3}, "low 4, high 3"),
         (Plan, {"refill": "always"}, "plan.refill is 'always'; expected none, rounds, active"),
@@ -188,7 +189,6 @@ def test_a_recipe_sets_everything_that_python_does() -> None:
 @pytest.mark.parametrize(
     "kind, changes, reason",
     [
-        ("objective", {"dual": 1.1}, "expected more than the upper bound of the clip, 1.2"),
         ("correction", {"use": "sequence_mask", "estimate": "k4"}, "expected k1, k2 or k3"),
         ("correction", {"use": "sequence_mask", "over": "median"}, "expected sum, mean or max"),
         ("correction", {"use": "trm", "over": "median"}, "expected sum, mean or max"),
@@ -201,6 +201,17 @@ def test_what_a_piece_refuses_at_work(kind: str, changes: dict[str, Any], reason
     piece = getattr(PRESETS["dr_grpo"].but(**{kind: changes}), kind)
     with pytest.raises(UsageError, match=reason):
         piece(t)
+
+
+@pytest.mark.parametrize("objective", [{"dual": 1.1}, {"use": "sequence_clip", "dual": 1.2}])
+def test_arguments_of_a_piece_that_do_not_fit_together(objective: dict[str, Any]) -> None:
+    """When the recipe is read, not at the first step."""
+    wrong = f"dual is {objective['dual']}; expected more than the upper bound of the clip, 1.2"
+    with pytest.raises(UsageError) as refused:
+        bind(PRESETS["grpo"], {"objective": objective}, who="[algorithm]")
+    assert wrong == str(refused.value)
+    with pytest.raises(UsageError, match="upper bound of the clip, 4"):
+        PRESETS["grpo"].but(objective={"dual": 3.0}).but(objective={"high": 3.0})
 
 
 def test_a_ratio_is_pooled_in_known_ways() -> None:

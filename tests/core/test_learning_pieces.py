@@ -17,7 +17,7 @@ from torch import Tensor
 from quintain import algorithm
 from quintain.algorithm import KL, Candidate, Piece, find, objective, per_group, pieces
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
-from quintain.learning import PRESETS, Terms
+from quintain.learning import PRESETS, Learner, Terms
 from quintain.learning.admission import minimum, varied
 from quintain.learning.advantages import Step, batch_mean, ema, group_mean, group_norm, leave_one_out, raw
 from quintain.learning.aggregation import constant, prompt, sequence, token
@@ -30,6 +30,7 @@ from quintain.plugins.discovery import Component
 from quintain.plugins.registry import isolated
 
 from . import batches
+from .models import tiny_model
 
 REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
 
@@ -258,8 +259,62 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     def other(t: Terms) -> Tensor:
         return t.logp
 
-    with pytest.raises(PluginError, match="claimed by"):
-        objective(name="heavy_tail")(other)
+    objective(name="heavy_tail")(other)
+    with pytest.raises(PluginError, match="claimed by .*say which"):
+        find("objective", "heavy_tail")
+
+
+def test_two_distributions_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither breaks the other; the bare name is refused whichever was imported first."""
+    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.syspath_prepend(tmp_path)
+    entries = []
+    for owner in ("alpha", "beta"):
+        (tmp_path / f"{owner}_pieces.py").write_text(
+            "from quintain.algorithm import objective\n\n@objective\ndef gate(t):\n    return t.logp\n"
+        )
+        target = f"{owner}_pieces:gate"
+        entries.append(Component(kind="algorithm", name="objective.gate", target=target, distribution=owner))
+    with isolated(*entries):
+        for _ in range(2):
+            for owner in ("beta", "alpha"):
+                assert find("objective", f"{owner}/gate").function.__module__ == f"{owner}_pieces"
+            with pytest.raises(PluginError, match="claimed by"):
+                find("objective", "gate")
+
+
+def test_pieces_that_cannot_run_are_refused() -> None:
+    """Where the row is made, not at the first step."""
+
+    async def slow(t: Terms) -> Tensor:
+        return t.logp
+
+    def wide(t: Terms, *, top: int = 2) -> Tensor:
+        return t.logp
+
+    row = PRESETS["rloo"]
+    with pytest.raises(UsageError, match="is a coroutine; only advantages are awaited"):
+        row.but(objective=Piece(kind="objective", name="slow", function=slow))
+    with pytest.raises(UsageError, match="reads 'top', which only objectives see"):
+        row.but(correction=Piece(kind="correction", name="wide", function=wide, reads=frozenset({"top"})))
+    for changes, message in (
+        ({"kl": "k2"}, "kl is 'k2'; expected a KL"),
+        ({"plan": "active"}, "plan is 'active'; expected a Plan"),
+        ({"epochs": 1.5}, "epochs is 1.5; expected a whole number"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            row.but(**changes)
+    assert PRESETS["scalerl"].but(plan={"interrupt": {"low": 5}}).plan.interrupt.high == 12_000
+    renamed = row.but(name="mine")
+    assert (renamed.source, renamed.published) == ("", {})
+
+
+def test_an_update_must_tell_its_loss() -> None:
+    """Else a plugin's author would meet a KeyError of ours."""
+    silent = Piece(kind="update", name="silent", function=lambda problem: {"mine": 1.0})
+    learner = Learner(tiny_model("qwen3"), PRESETS["rloo"].but(update=silent))
+    with pytest.raises(PluginError, match=r"must return the metrics loss and grad_norm; it gave \['mine'\]"):
+        learner.step(batches.batch())
 
 
 def test_an_installed_piece_is_found_by_every_name_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

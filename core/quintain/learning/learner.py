@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..algorithm import POLICIES, Row
-from ..errors import RunError, UsageError
+from ..errors import PluginError, RunError, UsageError
 from ..model.forward import Forward, Layout
 from ..model.head import Statistics
 from ..transcript import TrainingSequence
@@ -79,7 +79,7 @@ class Learner:
         activation_checkpointing: trade a second forward pass of each layer for memory.
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
         layout: see `quintain.model.forward`.
-        reference: ref, where that is not *module* as it is now; used only while the row's KL term is on.
+        reference: ref, where that is not *module* as it is now; kept only where the row uses ref.
     """
 
     def __init__(
@@ -144,6 +144,11 @@ class Learner:
         """
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
+        for piece in self._method.pieces:
+            empty = [slot for parameter, slot in piece.needs.items() if parameter not in piece.args]
+            if empty:
+                slots = ", ".join(empty)
+                raise UsageError(f"{piece!r} needs the services {slots}: a run gives them, or `Learner.serve` does")
         began = time.perf_counter()
         columns = Columns(batch=batch)
         policies = self._take_up(columns)
@@ -276,7 +281,8 @@ class Learner:
         return {"budget": self.token_budget, "level": level, "cost": self.forward.cost}
 
     def _keep_reference(self, given: nn.Module | None) -> nn.Module | None:
-        if self.row is None or not self.row.uses_reference or hasattr(self.module, "disable_adapter"):
+        adapted = hasattr(self.module, "disable_adapter")  # ref is the module without its adapters
+        if self.row is None or not self.row.uses_reference or (given is None and adapted):
             return None
         reference = given if given is not None else copy.deepcopy(self.module)
         return reference.requires_grad_(False).eval()
@@ -371,7 +377,7 @@ class Learner:
             with cast(Any, self.module).disable_adapter():
                 yield self.forward
         else:
-            raise UsageError("no reference model is kept: the row's KL term is off")
+            raise UsageError("no reference model is kept: the row does not use one")
 
     def _autocast(self) -> contextlib.AbstractContextManager[Any]:
         half = HALF.get(self.precision)
@@ -525,8 +531,13 @@ class Learner:
     def _update(self, problem: Problem, meter: Meter) -> None:
         """Change the parameters once: by the row's own update, else by the optimizer."""
         if self.row is not None and self.row.update is not None:
-            told = dict(self.row.update(problem))
+            told = dict(self.row.update(problem) or {})
             self.updates += 1
+            missing = {"loss", "grad_norm"} - set(told)
+            if missing:
+                raise PluginError(
+                    f"{self.row.update!r} must return the metrics loss and grad_norm; it gave {sorted(told)}"
+                )
             meter.update(loss=told.pop("loss"), grad_norm=told.pop("grad_norm"), **told)
         else:
             self._optimize(problem, meter)

@@ -29,7 +29,13 @@ def importance(t: Terms) -> Tensor:
     return -t.ratio() * t.advantage
 
 
-@objective(idle=True)
+def _check_dual(*, low: float, high: float | None, dual: float | None) -> None:
+    top = 1 + (low if high is None else high)
+    if dual is not None and dual <= top:
+        raise UsageError(f"dual is {dual}; expected more than the upper bound of the clip, {top}")
+
+
+@objective(idle=True, check=_check_dual)
 def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / anchor per token (Schulman et al. 2017, 1707.06347, equation
     7).
@@ -43,7 +49,7 @@ def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: flo
     return _clipped(t.log_ratio(), t.advantage, low, high, dual)
 
 
-@objective(level="sequence", idle=True)
+@objective(level="sequence", idle=True, check=_check_dual)
 def sequence_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
     """`ppo_clip` of whole samples: the ratio is the product over the sample's tokens (as in TRL's RLOO). It is the
     exact importance ratio of the sample, and leaves any band the sooner the longer the sample is. Unclipped, with the
@@ -151,8 +157,6 @@ def _clipped(log_ratio: Tensor, advantage: Tensor, low: float, high: float | Non
     held = {"clip_low": (ratio < 1 - low) & (advantage < 0), "clip_high": (ratio > top) & (advantage > 0)}
     bounds = {"clip_low": 1 - low, "clip_high": top}
     if dual is not None:
-        if dual <= top:
-            raise UsageError(f"dual is {dual}; expected more than the upper bound of the clip, {top}")
         held["clip_dual"], bounds["clip_dual"] = (ratio > dual) & (advantage < 0), dual
     still = advantage == 0
     for places in held.values():
