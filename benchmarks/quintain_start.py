@@ -7,10 +7,10 @@ import sys
 
 import torch
 
+from quintain.nursery import grown
 from quintain.recipe import Recipe
 from quintain.report.screen import Screen
 from quintain.stage import cast_table
-from quintain.starter import grown
 
 from .common import Door
 

@@ -18,13 +18,14 @@ from torch import Tensor
 
 from quintain import Environment, Limits, Rollout, Task, reward
 from quintain.algorithm import Row
-from quintain.compare import Standing, compared, run, standings
+from quintain.compare import compared, run
 from quintain.learning.loss import weighted_sum
 from quintain.learning.presets import DR_GRPO
 from quintain.learning.terms import Terms
 from quintain.recipe import Recipe
 from quintain.report.screen import Screen
 from quintain.seedling import build_model, build_tokenizer
+from quintain.standings import Standing, standings
 from quintain.store import RunFolder
 
 from .common import Line, Panel, Report, generator, main

@@ -72,13 +72,24 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {"correction": "tis", "objective": "gspo"}),
     ("grpo", {"anchor": "mu", "objective": "dppo_top"}),
     ("rloo", {"update": "natural", "epochs": 2}),
+    ("grpo", {"objective": "dpo", "kl": {"where": "reward"}}),
     ("grpo", {"kl": {"estimator": "k1"}}),
+    ("rloo", {"objective": "sequence_clip"}),
+    ("rloo", {"update": "natural", "prune": 1e-3}),
+    ("vineppo", {"overlong": 0.2}),
+    ("maxrl", {"overlong": 0.2}),
+    ("sft", {"overlong": 0.2}),
 )
-"""A row and changes to it that do not combine; one for every refusal of a pair in `quintain.algorithm`."""
+"""A row and changes to it that do not combine; one for every refusal of a pair in `quintain.algorithm`, and those of
+pieces (their ``fits``).
+"""
 
 NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {}),
     ("rloo", {"epochs": 2}),
+    ("grpo", {"kl": {"where": "reward"}}),
+    ("dapo", {"plan": {"lag": 8}}),
+    ("sft", {}),
 )
 """A row and changes to it that combine, but are remarked on."""
 
@@ -262,7 +273,7 @@ def refusal(name: str, changes: Mapping[str, Any]) -> str:
         UsageError: nothing is.
     """
     try:
-        PRESETS[name].but(**changes)
+        rows()[name][1].but(**changes)
     except UsageError as e:
         return _marked(re.sub(r"^algorithm '\w+': ", "", str(e)))
     raise UsageError(f"{name} with {_toml(changes)} is not refused")

@@ -111,7 +111,7 @@ MEANINGS = {
     "sampling.min_p": "0 only",
     "batch.groups": "tasks a step",
     "batch.members": "rollouts per task",
-    "batch.min_members": "a group with fewer valid members is dropped and counted",
+    "batch.min_members": "a group with fewer valid members is dropped and counted; left out, the algorithm says",
     "batch.retries": "more tries for an episode that failed through our fault",
     "batch.concurrency": "episodes at once",
     "learner.lr": "learning rate, constant after the warm-up",
@@ -150,7 +150,8 @@ A recipe is one TOML file, strict: an unknown key or a wrong type is an error th
 Everything has a default except `use` of an environment. `--set section.key=value` changes a key (lists count from 0:
 `environments.0.weight=2`), `--dry-run` prints the whole, and the resolved recipe is saved in the run folder.
 `quintain train` without a file starts from `core/quintain/recipes/quickstart.toml`, with `--model` from
-`pretrained.toml` beside it; those set other values than the defaults below.
+`pretrained.toml` beside it; those set other values than the defaults below, and a file of your own has the defaults
+unless it [extends](#extends) one of them.
 
 The smallest:
 
@@ -158,6 +159,22 @@ The smallest:
 [[environments]]
 use = "arithmetic"
 ```
+
+## extends
+
+The first line of a recipe may name another one, `"quickstart"`, `"pretrained"`, or a path from where the file lies:
+
+```toml
+extends = "quickstart"
+
+[learner]
+lr = 1e-5
+```
+
+What the recipe says goes over what the other says, and `--set` over both. Tables are merged key by key, lists (also
+`[[environments]]`) replaced as a whole. A table that takes another `use` leaves behind the `args` that were for the
+former. The other may extend a third, but not in a circle. Errors name the file that holds the key, and the resolved
+recipe in the run folder holds all of it, without `extends`.
 
 This page is written by `tools/recipes.py`; a test compares it with the code.
 """

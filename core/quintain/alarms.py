@@ -221,6 +221,8 @@ def nothing_learned(history: History) -> float | None:
 
 
 def _taught_nothing(record: Record, least: float) -> bool:
+    if number(record, "critic.warmup"):  # on purpose
+        return False
     if not number(record, "updates"):  # none was made, or no group was admitted
         return True
     idle, norm = number(record, "idle"), number(record, "grad_norm")
@@ -272,8 +274,9 @@ ALARMS = (
         level=_of_mean("mismatch.mean", MISMATCH),
         meaning="the sampler and the learner give the same tokens different probabilities, so the gradient is that of "
         "another policy",
-        remedy="Compare temperature, template, precision and version on both sides; set algorithm.args.correction "
-        '(for instance "tis"), or float32 or float16 on both sides.',
+        remedy="Where staleness.mean is above 0 that is a part of it. Compare temperature, template and precision on "
+        'both sides; take float32 or float16 on both, or a correction such as algorithm.args.correction = "tis" (a '
+        "ratio to mu holds one already: tighten its clip or cap instead).",
         shows=("mismatch.mean", "mismatch.max", "ess.tokens", "staleness.mean"),
     ),
     Alarm(

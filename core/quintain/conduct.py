@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from .algorithm import Row
+from .algorithm import Candidate, Row
 from .checkpoint import Checkpoint, Keeper, latest
 from .curriculum import Curriculum
 from .engine import TokenEngine
@@ -82,6 +82,8 @@ async def _conduct(
     async with engine, opened(chosen(recipe, row), wanted, given, state and state["services"]) as services:
         learner.serve(services)
         row = learner.row or row
+        for note in remarks(recipe, row):
+            screen.note(note)
         environments = [casting.make(services) for casting in castings]
         replays.environments = named([casting.name for casting in castings], environments)
         run = Run(
@@ -119,6 +121,7 @@ def check(recipe: Recipe) -> None:
         PluginError: a component cannot be loaded.
     """
     row = algorithm(recipe)
+    check_members(recipe, row)
     as_device(recipe.model.device)
     check_engine(recipe)
     if recipe.model.starts_supervised:
@@ -133,6 +136,41 @@ def check(recipe: Recipe) -> None:
         check_args(casting.component, casting.args, who=f"environment {casting.name!r}")
         if not casting.slots:  # the tasks of one with services are seen when they run
             check_tasks(recipe, casting, row)
+
+
+def check_members(recipe: Recipe, row: Row) -> None:
+    """Refuse groups that the row would never admit.
+
+    Raises:
+        UsageError: not even a complete group of different rewards.
+    """
+    members = recipe.batch.members
+    if row.admission.needs:  # its services are not there yet
+        return
+    verdicts = tuple(float(i % 2) for i in range(members))
+    refused = str(row.admission(Candidate(verdicts=verdicts, totals=verdicts, requested=members)))
+    if refused:
+        raise UsageError(
+            f"batch.members is {members}, and algorithm {recipe.algorithm.use!r} admits no group of that size "
+            f"({refused}): take more members, or a method without groups such as reinforce_pp"
+        )
+
+
+def remarks(recipe: Recipe, row: Row) -> list[str]:
+    """What of the row has no effect with this recipe, in plain words."""
+    notes = []
+    interrupt, longest = row.plan.interrupt, recipe.sampling.max_tokens
+    if interrupt is not None and interrupt.low >= longest:
+        notes.append(
+            f"{row.name} interrupts a turn after {interrupt.low:,} to {interrupt.high:,} tokens, and "
+            f"sampling.max_tokens is {longest:,}: it never will; set algorithm.args.plan.interrupt for such turns"
+        )
+    if row.float32_head and recipe.model.dtype not in ("float32", "float64"):
+        notes.append(
+            f"{row.name} wants a float32 head on both sides, and the engine decodes in {recipe.model.dtype}: set "
+            'model.dtype = "float32"'
+        )
+    return notes
 
 
 def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:

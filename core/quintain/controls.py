@@ -9,7 +9,7 @@ from typing import Any
 
 from .engine import Engine, Reply, Sampling
 from .environment import Environment
-from .errors import EnvironmentFault, UnknownNameError, UsageError
+from .errors import EnvironmentFault, UnknownNameError, UsageError, said_by
 from .task import Message, Task
 from .tools import ToolSpec
 
@@ -51,7 +51,7 @@ class ControlEngine(Engine):
                 said = await said
         except Exception as e:
             where = f"{type(self._environment).__name__}.{self.control}"
-            raise EnvironmentFault(f"the control {where} failed: {type(e).__name__}: {e}") from e
+            raise EnvironmentFault(f"the control {where} failed: {said_by(e)}") from e
         if isinstance(said, (str, Reply)):
             return said if isinstance(said, Reply) else Reply(text=said)
         raise EnvironmentFault(f"the control {self.control!r} gave {said!r}; expected text or a Reply")

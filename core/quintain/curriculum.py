@@ -18,7 +18,7 @@ from typing import Any
 
 from .algorithm import Plan
 from .environment import Environment
-from .errors import NoTasksError, PluginError, QuintainError, RunError
+from .errors import NoTasksError, PluginError, QuintainError, RunError, said_by
 from .selection import POOL, WINDOW, Pool, chosen_of, first_pass
 from .session import derived_seed
 from .task import Task
@@ -243,9 +243,7 @@ class Curriculum:
             except QuintainError:
                 raise
             except Exception as e:
-                raise PluginError(
-                    f"environment {name!r} failed in tasks({self._split!r}): {type(e).__name__}: {e}"
-                ) from e
+                raise PluginError(f"environment {name!r} failed in tasks({self._split!r}): {said_by(e)}") from e
             if not found:
                 raise NoTasksError(
                     f"environment {name!r} has no tasks in its {self._split!r} split; check its arguments "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
 from .agent import Agent, Limits
 from .engine import Reply
+from .errors import EnvironmentFault, QuintainError, said_by
 from .reward import Reward
 from .task import Message, Task
 
@@ -116,6 +117,22 @@ class Environment(Generic[T, E]):
             if value is not None:
                 object.__setattr__(copy, name, value)
         return copy
+
+
+def yielded(
+    environment: Environment[Any, Any], method: Literal["tasks", "demonstrations"], split: str
+) -> Iterator[Any]:
+    """What a method of *environment* yields for *split*.
+
+    Raises:
+        EnvironmentFault: its code failed; the message says where.
+    """
+    try:
+        yield from getattr(environment, method)(split)
+    except (QuintainError, GeneratorExit):
+        raise
+    except Exception as e:
+        raise EnvironmentFault(f"{type(environment).__name__}.{method}({split!r}) failed: {said_by(e)}") from e
 
 
 def _marked(cls: type, name: str) -> bool:

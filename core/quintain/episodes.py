@@ -11,7 +11,15 @@ from typing import Any
 
 from .engine import Engine, Sampling
 from .environment import Environment
-from .errors import EnvironmentFault, EpisodeTimeout, InfrastructureError, LimitReached, PolicyFault, UsageError
+from .errors import (
+    EnvironmentFault,
+    EpisodeTimeout,
+    InfrastructureError,
+    LimitReached,
+    PolicyFault,
+    UsageError,
+    said_by,
+)
 from .reward import Context
 from .rollout import Ending, EndingKind, Group, Rollout
 from .scoring import score_group, score_rollout
@@ -115,7 +123,7 @@ async def _played(
 
 
 def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, EnvironmentFault) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, EnvironmentFault) else said_by(error)
 
 
 def _check_evidence(evidence: Any) -> None:

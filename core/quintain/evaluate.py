@@ -18,7 +18,7 @@ from .controls import ControlEngine
 from .engine import Engine, Sampling
 from .environment import SPLITS, Environment
 from .episodes import Job, Setting, run_groups
-from .errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean
+from .errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean, said_by
 from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
 from .rollout import Group, Rollout
 from .task import Task
@@ -297,7 +297,7 @@ def _listed(environment: Environment[Any, Any], split: str, name: str) -> Iterat
     except (QuintainError, GeneratorExit):
         raise
     except Exception as e:
-        raise EnvironmentFault(f"the tasks of {name!r} ({split}) cannot be listed: {type(e).__name__}: {e}") from e
+        raise EnvironmentFault(f"the tasks of {name!r} ({split}) cannot be listed: {said_by(e)}") from e
 
 
 def _jobs(environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str) -> list[Job]:

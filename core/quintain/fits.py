@@ -261,7 +261,7 @@ class _Curve:
         ceiling = Parameter(value=float(best.x[0]), low=low, high=high)
         reason = ""
         if not math.isfinite(high):
-            reason = "the curve has not bent, so the data leave its ceiling open"
+            reason = "the data leave the ceiling open: the curve has hardly bent"
         elif high - low > rise:
             reason = f"the data leave the ceiling between {low:.3g} and {high:.3g}, wider than the rise they show"
         width = t_quantile(0.5 + CONFIDENCE / 2, freedom) * best.errors(freedom)
@@ -354,7 +354,7 @@ def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit
     inner = {k: c for k, c in known.items() if 0 < c < 1}
     if len(inner) < 2:
         edge = "0" if all(c <= 0 for c in known.values()) else "1" if all(c >= 1 for c in known.values()) else "0 or 1"
-        return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} numbers of attempts")
+        return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} of {len(known)} numbers of attempts")
     k, c = np.array(list(known), dtype=np.float64), np.array(list(known.values()), dtype=np.float64)
     at, lost = np.log(np.array(list(inner), dtype=np.float64)), np.log(-np.log(np.array(list(inner.values()))))
     slope = float(np.polyfit(at, lost, 1)[0])

@@ -22,6 +22,8 @@ AnyRollout = Rollout[Any, Any]
 AnyGroup = Group[Any, Any]
 Metrics = dict[str, Any]
 _TOLERANCE = 1e-9
+TRAINING = ("probe", "rollouts", "update", "publish")
+"""Phases whose time is that of training; measuring and saving are not."""
 BINS = 10
 """Bins of the calibration error."""
 
@@ -267,6 +269,11 @@ def _right(rollout: AnyRollout, seat: str | None = None) -> bool:
 def success_of(group: AnyGroup) -> tuple[int, int]:
     """How many of the valid members succeeded, and how many there are."""
     return sum(map(_right, group.valid)), len(group.valid)
+
+
+def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
+    """How many episodes failed for reasons of ours, by kind and reason."""
+    return Counter(f"{r.ending.kind}: {r.ending.reason}" for g in groups for r in g.rollouts if not r.valid)
 
 
 def _of(name: str, values: Sequence[float]) -> Metrics:

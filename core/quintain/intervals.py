@@ -34,11 +34,6 @@ class Interval:
         low, high = (None if end is None else min(max(end, least), most) for end in (self.low, self.high))
         return Interval(value=self.value, low=low, high=high, count=self.count)
 
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves 0 out."""
-        return self.low is not None and self.high is not None and (self.low > 0 or self.high < 0)
-
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
     """Mean and t interval of independent values (standard deviation with ddof 1).

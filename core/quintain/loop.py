@@ -23,12 +23,13 @@ async def train(run: Run) -> dict[str, Any]:
     try:
         if not run.at.before:
             run.at.before = await run.final("before")
-            start = {"step": 0, **health.flat("held_out", await measured(run, 0))}
+            found = health.flat("held_out", await measured(run))
+            start = {"step": 0, **found, **await probe(run)}
             run.folder.append(start)
             run.watch.see(start)
-        await probe(run)
-        while not run.over():
-            await one_step(run)
+        over = run.over()
+        while not over:
+            over = await one_step(run)
         run.save()
         summary = run.summary(after=await run.final("after"))
         run.folder.write_summary(summary)
@@ -44,8 +45,11 @@ async def train(run: Run) -> dict[str, Any]:
         run.report_hooks()
 
 
-async def one_step(run: Run) -> None:
-    """Pick, play, admit (and pick again where the plan refills), learn, publish, measure, record, save."""
+async def one_step(run: Run) -> bool:
+    """Pick, play, admit (and pick again where the plan refills), learn, publish, measure, record, save.
+
+    Whether it was the last step of the run: asked once, before measuring, so that the last one is measured.
+    """
     step = run.at.step + 1
     clock = run.clock.fork()
     stalls = run.engine.stalls
@@ -59,7 +63,8 @@ async def one_step(run: Run) -> None:
         with clock("publish"):
             await run.publish()
         run.count(step, filled.tried)
-        held_out = await measured(run, step)
+        last = run.over()
+        held_out = await measured(run, last=last)
         metrics = run.about(filled) | health.step_metrics(
             filled.tried, refused=filled.refused, learned=learned, held_out=held_out, seconds=clock.spent
         )
@@ -68,12 +73,12 @@ async def one_step(run: Run) -> None:
         run.record(step, filled.tried, metrics)
     if run.due(run.recipe.checkpoint.every):
         run.save()
+    return last or run.accurate()
 
 
-async def measured(run: Run, step: int) -> dict[str, Any]:
-    """Held-out metrics where they are due, else none."""
+async def measured(run: Run, *, last: bool = False) -> dict[str, Any]:
+    """Held-out metrics where they are due: before training, every so many steps, and after the last; else none."""
     table = run.recipe.evaluation
-    last = step == run.recipe.run.steps
-    if not table.every or not (last or step % table.every == 0):
+    if not (run.due(table.every) or (last and table.every)):
         return {}
     return await run.hold_out(table.split, table.tasks)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .episodes import Job, run_groups
 from .errors import NoTasksError
-from .health import success_of
+from .health import failures_in, success_of, times
+from .rollout import Group
 from .session import derived_seed
 from .store import plain, write_atomically
 from .task import Task
@@ -19,35 +21,56 @@ if TYPE_CHECKING:
 
 Rates = dict[str, float | None]
 CHUNK = 256
-"""Tasks whose rollouts are held in memory together."""
+"""Tasks whose rollouts are held in memory together, and lost together where the process ends."""
 _TOLERANCE = 1e-9
 
 
-async def probe(run: Run) -> None:
+@dataclass(kw_only=True)
+class Probed:
+    """What ``probe.json`` holds.
+
+    Attributes:
+        samples: per task.
+        rates: by environment and task, in the order of asking; ``None`` where no sample is valid.
+        rollouts, tokens, seconds: what asking took so far, over all processes.
+        failures: how many rollouts failed, by kind.
+    """
+
+    samples: int
+    rates: list[Rates]
+    rollouts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+async def probe(run: Run) -> dict[str, Any]:
     """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
 
-    The success rates go into ``probe.json`` of the run folder, which tasks are kept into every checkpoint; neither a
-    resumed run nor one that died before its first checkpoint asks again. What was not probed is not drawn. Tasks none
-    of whose samples is valid are kept. The samples count among those of the run.
+    The success rates go into ``probe.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
+    checkpoint: neither a resumed run nor one that died before its first checkpoint asks again what was answered. What
+    was not probed is not drawn. Tasks none of whose samples is valid are kept. Samples, tokens and seconds count among
+    those of the run.
+
+    Returns:
+        What it took, as metrics for the record of step 0; nothing where the plan does not probe.
 
     Raises:
         NoTasksError: an environment has no task left.
     """
     plan, curriculum = run.row.plan, run.curriculum
     if not plan.probe or curriculum.probed:
-        return
+        return {}
     candidates = curriculum.candidates()
-    found = _known(run, candidates)
-    if found is None:
-        with run.clock("probe"):
-            found = await _asked(run, candidates)
-        path = run.folder.path / "probe.json"
-        write_atomically(path, (json.dumps(plain(found), allow_nan=False) + "\n").encode())
-    run.at.samples += found["rollouts"]
-    run.at.tokens += found["tokens"]
+    found = _known(run, candidates) or Probed(samples=plan.probe, rates=[{} for _ in candidates])
+    run.count_failures(found.failures)
+    run.clock.add("probe", found.seconds)
+    await _ask(run, candidates, found)
+    run.at.samples += found.rollouts
+    run.at.tokens += found.tokens
     low, high = plan.keep
     kept = []
-    for rates, table in zip(found["rates"], run.recipe.environments, strict=True):
+    for rates, table in zip(found.rates, run.recipe.environments, strict=True):
         kept.append([t for t, r in rates.items() if r is None or low - _TOLERANCE <= r <= high + _TOLERANCE])
         said = f"{len(kept[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
         if not kept[-1]:
@@ -57,37 +80,58 @@ async def probe(run: Run) -> None:
             )
         run.screen.note(f"{said} ({_spread(rates)}); the others are left out")
     curriculum.keep(kept)
+    return times(found.tokens, found.rollouts, {"probe": found.seconds})
 
 
-def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> dict[str, Any] | None:
-    """What a process that died before its first checkpoint found out about these very tasks."""
+def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Probed | None:
+    """What a process that died before its first checkpoint found out about the first of these very tasks."""
     path = run.folder.path / "probe.json"
     if not path.exists():
         return None
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    same = [list(rates) for rates in found["rates"]] == [[task.id for task in tasks] for tasks in candidates]
-    return found if same and found["samples"] == run.row.plan.probe else None
+    try:
+        found = Probed(**json.loads(path.read_text(encoding="utf-8")))
+        same = found.samples == run.row.plan.probe and len(found.rates) == len(candidates)
+        for rates, tasks in zip(found.rates, candidates, strict=same):
+            same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
+    except (ValueError, TypeError, AttributeError) as e:
+        run.screen.warn(f"{path} cannot be read ({e}); tasks are probed anew")
+        return None
+    return found if same else None
 
 
-async def _asked(run: Run, candidates: Sequence[Sequence[Task]]) -> dict[str, Any]:
-    samples, rollouts, tokens = run.row.plan.probe, 0, 0
+async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Probed) -> None:
+    """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
     setting = replace(run.setting(0), run_seed=derived_seed(run.recipe.run.seed, "probe"))
-    found: list[Rates] = []
-    for environment, table, tasks in zip(run.environments, run.recipe.environments, candidates, strict=True):
-        run.screen.phase(f"probing {len(tasks)} tasks of {table.use}", len(tasks) * samples)
-        found.append({})
-        for start in range(0, len(tasks), CHUNK):
+    for at, (environment, table, tasks) in enumerate(
+        zip(run.environments, run.recipe.environments, candidates, strict=True)
+    ):
+        left = len(tasks) - len(found.rates[at])
+        if left:
+            run.screen.phase(f"probing {left} tasks of {table.use}", left * found.samples)
+        for start in range(len(found.rates[at]), len(tasks), CHUNK):
             jobs = [
-                Job(environment=environment, task=task, members=samples, name=table.use, index=start + i)
+                Job(environment=environment, task=task, members=found.samples, name=table.use, index=start + i)
                 for i, task in enumerate(tasks[start : start + CHUNK])
             ]
-            for group in await run.until_stopped(run_groups(jobs, setting, run.screen.advance)):
-                right, tried = success_of(group)
-                found[-1][group.task.id] = right / tried if tried else None
-                rollouts += len(group.rollouts)
-                tokens += sum(r.tokens for r in group.rollouts)
-    return {"samples": samples, "rates": found, "rollouts": rollouts, "tokens": tokens}
+            clock = run.clock.fork()
+            with clock("probe"):
+                groups = await run.until_stopped(run_groups(jobs, setting, run.screen.advance))
+            _add(run, found, at, groups, clock.spent["probe"])
+
+
+def _add(run: Run, found: Probed, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
+    for group in groups:
+        right, tried = success_of(group)
+        found.rates[at][group.task.id] = right / tried if tried else None
+        found.rollouts += len(group.rollouts)
+        found.tokens += sum(r.tokens for r in group.rollouts)
+    found.seconds += seconds
+    failed = failures_in(groups)
+    found.failures = dict(Counter(found.failures) + failed)
+    run.count_failures(failed)
+    path = run.folder.path / "probe.json"
+    write_atomically(path, (json.dumps(plain(asdict(found)), allow_nan=False) + "\n").encode())
 
 
 def _spread(rates: Rates) -> str:

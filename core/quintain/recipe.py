@@ -27,8 +27,10 @@ from pydantic import (
 from . import toml
 from .agent import Limits
 from .engine import Sampling
-from .errors import RecipeError
+from .errors import RecipeError, did_you_mean
 from .recipe_errors import describe
+from .recipe_layers import KEY as EXTENDS
+from .recipe_layers import Layer, layers, merged
 
 Name = Annotated[str, Field(min_length=1)]
 Args = dict[str, Any]
@@ -186,19 +188,19 @@ class SamplingTable(_Table):
 class BatchTable(_Table):
     """``[batch]``: *groups* tasks a step with *members* rollouts each.
 
-    A group with fewer than *min_members* valid members is dropped. An episode that failed through our fault is tried
+    A group with fewer than *min_members* valid members is dropped; left out, the algorithm says. An episode that failed through our fault is tried
     *retries* times more. *concurrency* bounds the episodes that run at once; left out, the engine says.
     """
 
     groups: int = Field(default=32, ge=1)
     members: int = Field(default=8, ge=1)
-    min_members: int = Field(default=2, ge=1)
+    min_members: int | None = Field(default=None, ge=1)
     retries: int = Field(default=1, ge=0)
     concurrency: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _enough(self) -> BatchTable:
-        if self.min_members > self.members:
+        if self.min_members is not None and self.min_members > self.members:
             raise ValueError(f"min_members is {self.min_members}; expected at most members, which is {self.members}")
         return self
 
@@ -296,47 +298,52 @@ class Recipe(_Table):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Read a file; *overrides* are ``a.b=value`` as in ``--set``.
+        """Read a file, on top of the one that its ``extends`` names; *overrides* are ``a.b=value`` as in ``--set``.
 
         Raises:
             RecipeError: no such file, not TOML, or a wrong key, type or value; names file, line and fix.
         """
+        path = Path(path)
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as e:
+            near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
+            raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e
         except (OSError, UnicodeDecodeError) as e:
             reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e
-        return cls.parse(text, overrides, source=str(path))
+        return cls.parse(text, overrides, source=str(path), folder=path.parent)
 
     @classmethod
-    def parse(cls, text: str, overrides: Sequence[str] = (), *, source: str = "recipe") -> Recipe:
-        """Read TOML *text*; *source* is what errors call it.
+    def parse(
+        cls, text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: str | Path = "."
+    ) -> Recipe:
+        """Read TOML *text*; *source* is what errors call it, *folder* where a path in ``extends`` begins.
 
         Raises:
             RecipeError: as `load`.
         """
-        try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as e:
-            raise RecipeError(f"{source} is not TOML: {e}") from e
+        found = layers(text, source, Path(folder))
+        data = _copy(merged(found))
         raw = [override(o) for o in overrides]
         for path, value, _ in raw:
+            if path == (EXTENDS,):
+                raise RecipeError(f"--set {EXTENDS}: {EXTENDS!r} stands in a recipe file, at its top, and nowhere else")
             put(data, path, value)
-        return cls.of(data, text=text, source=source, raw={path: written for path, _, written in raw})
+        return cls.of(data, found=found, raw={path: written for path, _, written in raw})
 
     @classmethod
     def of(
         cls,
         data: Mapping[str, Any],
         *,
-        text: str = "",
-        source: str = "recipe",
+        found: Sequence[Layer] = (),
         raw: Mapping[tuple[str, ...], str] | None = None,
     ) -> Recipe:
         """Check plain *data*.
 
         Args:
-            text: the TOML that the data came from, to find lines in.
+            found: the recipes that the data came from, to find lines in.
             raw: overrides as they were typed, by path: where text is expected, ``run.name=5`` is the text ``5``.
 
         Raises:
@@ -348,11 +355,11 @@ class Recipe(_Table):
         except ValidationError as e:
             texts = {p for x in e.errors() if x["type"] == "string_type" and (p := _path(x["loc"])) in typed}
             if not texts:
-                raise RecipeError(describe(e, cls, text=text, source=source, typed=typed)) from None
+                raise RecipeError(describe(e, cls, found=found or [Layer("recipe", "", data)], typed=typed)) from None
         fixed = _copy(data)
         for path in texts:
             put(fixed, path, typed.pop(path))
-        return cls.of(fixed, text=text, source=source, raw=typed)
+        return cls.of(fixed, found=found, raw=typed)
 
     def but(self, values: Mapping[str, Any]) -> Recipe:
         """A checked copy with *values* by dotted path: ``recipe.but({"run.name": "first"})``."""

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from .errors import did_you_mean
+from .recipe_layers import KEY, Layer, holder
 
 Loc = Sequence[int | str]
 
@@ -38,17 +39,25 @@ _NO_ENVIRONMENT = (
 
 
 def describe(
-    error: ValidationError, model: type[BaseModel], *, text: str, source: str, typed: Mapping[tuple[str, ...], str]
+    error: ValidationError,
+    model: type[BaseModel],
+    *,
+    found: Sequence[Layer],
+    typed: Mapping[tuple[str, ...], str],
 ) -> str:
-    """One line for each thing that is wrong, with the line of *text* where it stands; *typed* are overrides by path."""
+    """One line for each thing that is wrong, with the file of *found* and the line where it stands; *typed* are
+    overrides by path.
+    """
     lines = []
     for e in error.errors():
         loc = e["loc"]
         if e["type"] == "too_short" and e["input"]:
             continue  # it counts the elements that are right; the wrong ones have their own lines
-        line = line_of(text, loc)
+        layer = holder(found, loc)
+        line = line_of(layer.text, loc)
         given = _override_of(e, typed)
-        where = f"--set {'.'.join(given)}={typed[given]}" if given else f"{source}:{line}" if line else source
+        in_file = f"{layer.source}:{line}" if line else layer.source
+        where = f"--set {'.'.join(given)}={typed[given]}" if given else in_file
         lines.append(f"{where}: {_message(e, model)}")
     return "\n".join(lines)
 
@@ -97,7 +106,11 @@ def _unknown(loc: Loc, model: type[BaseModel]) -> str:
     table = _at(loc[:-1], model)
     known = list(table.model_fields) if table else []
     if len(loc) == 1:
-        return f"unknown section [{key}]{did_you_mean(key, known)}"
+        homes = [f"{s}.{key}" for s, t in _tables(model, "") if key in t.model_fields and key not in ("use", "args")]
+        near = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, known)
+        return f"unknown section [{key}]{near}"
+    if key == KEY:
+        return f"unknown key {key!r} in {_section(loc[:-1], model)}; it belongs at the top, before the first section"
     near = did_you_mean(key, known)
     homes = [] if near.startswith("; did") else [s for s, t in _tables(model, "") if key in t.model_fields]
     hint = f"; it belongs in [{homes[0]}]" if len(homes) == 1 else near

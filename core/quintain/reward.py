@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from .errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
+from .errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean, said_by
 from .rollout import Rollout, Score
 from .service import Need
 
@@ -250,7 +250,7 @@ async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[st
 def _failure(error: Exception, who: str) -> EpisodeError:
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
         return error
-    fault = RewardFault(f"reward {who!r} failed: {type(error).__name__}: {error}")
+    fault = RewardFault(f"reward {who!r} failed: {said_by(error)}")
     fault.__cause__ = error
     return fault
 

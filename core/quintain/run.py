@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections import Counter
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from .environment import Environment
 from .episodes import Job, Setting
 from .evaluate import Evaluation, evaluate
 from .filling import Filled, fill
-from .learning.batch import Batch, Sample
+from .learning.batch import Batch, Sample, overlong
 from .plugins.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from .publishing import Publisher
 from .recipe import Recipe
@@ -125,15 +125,20 @@ class Run:
     def over(self) -> bool:
         """Whether the run has reached an end that the recipe names."""
         limit = self.recipe.stop
-        if limit.accuracy is not None and self.at.accuracy is not None and self.at.accuracy >= limit.accuracy:
+        if self.accurate():
             return True
         if limit.minutes is not None and sum(self.at.seconds.values()) >= 60 * limit.minutes:
             return True
-        trained = sum(self.at.seconds.get(phase, 0.0) for phase in ("rollouts", "update", "publish"))
+        trained = sum(self.at.seconds.get(phase, 0.0) for phase in health.TRAINING)
         used = ((limit.samples, self.at.samples), (limit.tokens, self.at.tokens), (limit.seconds, trained))
         if any(most is not None and amount >= most for most, amount in used):
             return True
         return self.at.step >= self.recipe.run.steps
+
+    def accurate(self) -> bool:
+        """Whether the last held-out measurement was as good as ``stop.accuracy`` asks."""
+        limit = self.recipe.stop.accuracy
+        return limit is not None and self.at.accuracy is not None and self.at.accuracy >= limit
 
     def due(self, every: int) -> bool:
         """Whether what happens *every* so many steps happens after this one; 0 is never."""
@@ -161,7 +166,7 @@ class Run:
             on_round=show,
             on_rollout=self.screen.advance,
         )
-        self._count_failures(filled.tried)
+        self.count_failures(health.failures_in(filled.tried))
         if filled.cause:
             found = f"{len(filled.admitted)} of {batch.groups} groups were admitted"
             self.screen.note(f"step {step}: {found}, the step goes on with them: {filled.cause}")
@@ -192,20 +197,31 @@ class Run:
             retries=self.recipe.batch.retries,
         )
 
+    def _candidate(self, group: AnyGroup, seat: str) -> Candidate:
+        """The valid members that *seat* took part in, as admission sees them: seats are compared among themselves."""
+        members = [r for r in group.valid if seat in r.transcripts]
+        verdicts = tuple(r.verdict.of_seat(seat) if r.verdict else 0.0 for r in members)
+        shaping = [r.shaping.of_seat(seat) if r.shaping else 0.0 for r in members]
+        longest = self.recipe.sampling.max_tokens
+        lengths = [max((t.tokens for t in r.turns if t.seat == seat), default=0) for r in members]
+        punished = [overlong(length, longest, self.row.overlong) for length in lengths]
+        totals = tuple(map(math.fsum, zip(verdicts, shaping, punished, strict=True)))
+        return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
+
     @property
     def _concurrency(self) -> int:
         return self.recipe.batch.concurrency or self.engine.concurrency or Setting.concurrency
 
     def _refusal(self, group: AnyGroup) -> str:
         valid = group.valid
-        if len(valid) < self.recipe.batch.min_members:
+        if len(valid) < (self.recipe.batch.min_members or 1):
             return "too few valid members"
         seats = dict.fromkeys(seat for r in valid for seat in r.transcripts)
-        reasons = [str(self.row.admission(_candidate(group, seat))) for seat in seats]
+        reasons = [str(self.row.admission(self._candidate(group, seat))) for seat in seats]
         return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
 
-    def _count_failures(self, groups: Sequence[AnyGroup]) -> None:
-        failed = Counter(f"{r.ending.kind}: {r.ending.reason}" for g in groups for r in g.rollouts if not r.valid)
+    def count_failures(self, failed: Mapping[str, int]) -> None:
+        """So many episodes failed, by kind (see `quintain.health.failures_in`); the first of a kind are told."""
         for kind, count in failed.items():
             self.at.failures[kind] = self.at.failures.get(kind, 0) + count
             if self.at.failures[kind] == count:
@@ -324,7 +340,6 @@ class Run:
         with self.clock("checkpoint"):
             state = {
                 "standing": vars(self.at),
-                "version": self.engine.version,
                 "published": self.publisher.state(),
                 **(self.undone or {"curriculum": self.curriculum.state(), "services": states(self.services)}),
             }
@@ -398,15 +413,6 @@ class Run:
             "failures": self.at.failures,
             "seconds": {**self.at.seconds, "total": sum(self.at.seconds.values())},
         }
-
-
-def _candidate(group: AnyGroup, seat: str) -> Candidate:
-    """The valid members that *seat* took part in, as admission sees them: seats are compared each among themselves."""
-    members = [r for r in group.valid if seat in r.transcripts]
-    verdicts = tuple(r.verdict.of_seat(seat) if r.verdict else 0.0 for r in members)
-    shaping = tuple(r.shaping.of_seat(seat) if r.shaping else 0.0 for r in members)
-    totals = tuple(v + s for v, s in zip(verdicts, shaping, strict=True))
-    return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
 
 
 def _sample(rollout: Rollout[Any, Any], seat: str, sequences: Any, group: int) -> Sample:

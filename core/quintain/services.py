@@ -14,6 +14,8 @@ from .service import Service
 
 IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
 """What to do about an empty slot, where a recipe says what fills it."""
+BY_OPTION = "say what fills it with --service {slot}=NAME"
+"""The same, where a command does."""
 
 
 class Choice(Protocol):

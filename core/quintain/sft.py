@@ -6,20 +6,23 @@ The loss is that of the row ``sft``: -log theta, averaged over the tokens of an 
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from .checkpoint import save_model
-from .errors import UsageError
+from .errors import StorageError, UsageError
 from .learning.learner import Learner
 from .model.load import LoadedModel
 from .session import derived_seed
-from .sft_sources import Example, Source, Tokens, examined, mixed
+from .sft_sources import Example, Source, Tokens, examined, mixed, reasons
+from .store import free_name
+from .transcript import TrainingSequence
 
 WARMUP = 0.03
 """Share of the updates over which the learning rate rises."""
@@ -71,6 +74,29 @@ class Tuned:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Schedule:
+    """Which rows an update sees, and at what learning rate."""
+
+    rows: Sequence[Tokens]
+    epochs: int
+    batch: int
+    lr: float
+    seed: int
+
+    @property
+    def updates(self) -> int:
+        return self.epochs * -(-len(self.rows) // self.batch)
+
+    def batches(self) -> Iterator[tuple[int, list[TrainingSequence]]]:
+        """Each with the number of its epoch."""
+        for epoch in range(self.epochs):
+            order = list(range(len(self.rows)))
+            Random(derived_seed(self.seed, "sft", epoch)).shuffle(order)
+            for at in range(0, len(order), self.batch):
+                yield epoch, [self.rows[i].sequence() for i in order[at : at + self.batch]]
 
 
 @dataclass(kw_only=True)
@@ -129,11 +155,11 @@ def tune(
     rows = list(examined(examples, model.codec, model.context, left_out, dedupe=dedupe))
     if not rows:
         raise UsageError(f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}")
-    updates = epochs * -(-len(rows) // batch)
-    given = {"warmup_steps": round(WARMUP * updates), **(options or {})}
+    schedule = _Schedule(rows=rows, epochs=epochs, batch=batch, lr=lr, seed=seed)
+    given = {"warmup_steps": round(WARMUP * schedule.updates), **(options or {})}
     learner = Learner(model.module, lr=lr, **given)
     tally = _Tally()
-    finished = _trained(learner, rows, tally, epochs, updates, lr, batch, seed, progress, stop)
+    finished = _trained(learner, schedule, tally, progress, stop)
     return learner, Tuned(
         source=source.name,
         kind=source.kind,
@@ -178,50 +204,65 @@ def with_thoughts(source: Source, share: float | None, seed: int) -> tuple[list[
 
 def _trained(
     learner: Learner,
-    rows: Sequence[Tokens],
+    schedule: _Schedule,
     tally: _Tally,
-    epochs: int,
-    updates: int,
-    lr: float,
-    batch: int,
-    seed: int,
     progress: Callable[[Update], None],
     stop: Callable[[], bool],
 ) -> bool:
     """Whether all epochs were done."""
-    for epoch in range(epochs):
-        order = list(range(len(rows)))
-        Random(derived_seed(seed, "sft", epoch)).shuffle(order)
-        for at in range(0, len(order), batch):
-            if stop():
-                return False
-            learner.lr = lr * (1 - tally.updates / updates)
-            metrics = learner.supervised_step([rows[i].sequence() for i in order[at : at + batch]])
-            tally.add(epoch, metrics)
-            progress(
-                Update(
-                    number=tally.updates,
-                    updates=updates,
-                    epoch=epoch + 1,
-                    epochs=epochs,
-                    loss=metrics["loss"],
-                    tokens=int(metrics["tokens"]),
-                    lr=metrics["lr"],
-                    seconds=metrics["seconds"],
-                )
+    for epoch, batch in schedule.batches():
+        if stop():
+            return False
+        learner.lr = schedule.lr * (1 - tally.updates / schedule.updates)
+        metrics = learner.supervised_step(batch)
+        tally.add(epoch, metrics)
+        progress(
+            Update(
+                number=tally.updates,
+                updates=schedule.updates,
+                epoch=epoch + 1,
+                epochs=schedule.epochs,
+                loss=metrics["loss"],
+                tokens=int(metrics["tokens"]),
+                lr=metrics["lr"],
+                seconds=metrics["seconds"],
             )
+        )
     return True
 
 
-def reasons(left_out: Mapping[str, int]) -> str:
-    """For people."""
-    return ", ".join(f"{count:,} {why}" for why, count in left_out.items()) or "there is nothing"
-
-
-def save(folder: Path, learner: Learner, model: LoadedModel, report: Tuned) -> None:
+def save(folder: Path, learner: Learner, model: LoadedModel, report: Tuned) -> Path:
     """Write *folder* for ``from_pretrained``, `quintain train` and `quintain eval`; ``quintain.json`` holds *report*.
+
+    Returns:
+        *folder*; where something else was put there since it was found empty, a new one beside it: ``name-2`` for
+        ``name-1``, ``name-1`` for ``name``.
 
     Raises:
         StorageError: it cannot be written.
     """
-    save_model(folder, learner, model.codec, {"sft": report.to_json()})
+    place = folder
+    while True:
+        try:
+            save_model(place, learner, model.codec, {"sft": report.to_json()})
+            return place
+        except StorageError:
+            if not filled(place):
+                raise
+        place = new_folder(folder.parent, re.sub(r"-\d+\Z", "", folder.name))
+
+
+def filled(path: Path) -> bool:
+    """Whether there is something at *path* that a model must not replace: a file, or a folder that is not empty."""
+    return path.is_file() or (path.is_dir() and any(path.iterdir()))
+
+
+def new_folder(parent: Path, stem: str) -> Path:
+    """Make ``stem-1``, ``stem-2``, ... in *parent*: the first that nobody has, nor takes at the same moment."""
+    while True:
+        path = parent / free_name(parent, stem)
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            continue

@@ -20,11 +20,11 @@ from typing import Any
 from .chat.bridge import Conversation
 from .chat.formats import parse
 from .chat.template import Codec
-from .environment import Environment
+from .environment import Environment, yielded
 from .errors import UnknownNameError, UsageError
 from .recipe import EnvironmentTable
 from .rollout import Rollout
-from .services import opened
+from .services import BY_OPTION, Choice, opened
 from .stage import cast_table
 from .store import RunFolder, find_run, steps_in
 from .task import Message, messages_of
@@ -120,13 +120,20 @@ class Wanted:
         return "cut off by a limit" if own[-1].finish == "length" and not self.truncated else ""
 
 
-def source_of(table: EnvironmentTable, wanted: Wanted = Wanted(), *, folder: str = "runs") -> Source:
+def source_of(
+    table: EnvironmentTable,
+    wanted: Wanted = Wanted(),
+    *,
+    folder: str = "runs",
+    services: Mapping[str, Choice] | None = None,
+) -> Source:
     """What ``table.use`` names: a file (``.jsonl``, ``.parquet``), a run, or an environment.
 
     Args:
         table: its ``args`` are the fields of an environment.
         wanted: how many examples at most, and which rollouts.
         folder: where the runs are.
+        services: what fills the service slots of an environment.
 
     Raises:
         UsageError: there is no such source, it cannot be read, or nothing in it can be imitated.
@@ -137,11 +144,15 @@ def source_of(table: EnvironmentTable, wanted: Wanted = Wanted(), *, folder: str
     elif (run := _run(name, folder)) is not None:
         found = _of_run(run, wanted)
     else:
-        found = _of_environment(table, wanted.count, folder)
+        found = _of_environment(table, wanted.count, folder, services or {})
     if not found.examples:
-        reasons = ", ".join(f"{n} {why}" for why, n in found.left_out.items()) or "it is empty"
-        raise UsageError(f"nothing in {name!r} can be imitated: {reasons}")
+        raise UsageError(f"nothing in {name!r} can be imitated: {reasons(found.left_out)}")
     return found
+
+
+def reasons(left_out: Mapping[str, int]) -> str:
+    """Why examples are left out, for people."""
+    return ", ".join(f"{count:,} {why}" for why, count in left_out.items()) or "there is nothing"
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -156,9 +167,9 @@ def _run(name: str, folder: str) -> Path | None:
         return None
 
 
-def _of_environment(table: EnvironmentTable, count: int, folder: str) -> Source:
+def _of_environment(table: EnvironmentTable, count: int, folder: str, services: Mapping[str, Choice]) -> Source:
     try:
-        environment, found = asyncio.run(_demonstrated(table, count))
+        environment, found = asyncio.run(_demonstrated(table, count, services))
     except UnknownNameError as e:
         known = f"neither a run in {folder!r} nor a file that ends in {' or '.join(FILES)}"
         raise UnknownNameError(f"{table.use!r} is {known}, and as an environment: {e}") from e
@@ -170,12 +181,14 @@ def _of_environment(table: EnvironmentTable, count: int, folder: str) -> Source:
     return Source(kind="demonstrations", name=table.use, examples=tuple(found), environment=table.use)
 
 
-async def _demonstrated(table: EnvironmentTable, count: int) -> tuple[Environment[Any, Any], list[Example]]:
+async def _demonstrated(
+    table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]
+) -> tuple[Environment[Any, Any], list[Example]]:
     casting = cast_table(table)
-    async with opened({}, casting.slots - {"policy"}, {}) as services:
+    async with opened(chosen, casting.slots - {"policy"}, {}, fix=BY_OPTION) as services:
         environment = casting.make({**services, "policy": None})
         found: list[Example] = []
-        for demonstration in islice(environment.demonstrations("train"), count):
+        for demonstration in islice(yielded(environment, "demonstrations", "train"), count):
             messages = messages_of(demonstration.prompt)
             system = demonstration.system or environment.system
             if system and not any(m.role == "system" for m in messages):

@@ -7,43 +7,30 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import hashlib
 import json
 import math
-import os
-import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 from .engine import Sampling
-from .environment import Demonstration, Environment
+from .environment import Demonstration, Environment, yielded
 from .errors import StorageError, UsageError
 from .evaluate import evaluate, tasks_of
 from .learning.learner import Learner
 from .model.codec import HFCodec
 from .model.layers import fuse_storage
 from .model.load import LoadedModel, as_device
-from .plugins.binding import bind
 from .seedling import CONTEXT, build_model, build_tokenizer
-from .services import opened
 from .task import Message, Task, messages_of
 from .transcript import TrainingSequence
 
 if TYPE_CHECKING:
     from .engines.embedded import EmbeddedEngine
-    from .recipe import Recipe
-    from .report.screen import Screen
-    from .stage import Casting
-
-FORMAT = 1
-"""Counts up when a model grown by older code must not be taken from the cache."""
 
 GLANCE = 40
 """Tasks of a first look; where it shows next to nothing the others are not asked."""
@@ -65,7 +52,8 @@ AnyEnvironment = Environment[Any, Any]
 class Check:
     """Where growing stood: after *steps* updates, greedy *accuracy* on ``dev`` and training *loss* (nats a token).
 
-    An accuracy that comes from a first look is *rough*.
+    An accuracy that comes from a first look is *rough*. *inside* counts the checks in a row that found it in the target
+    and *halvings* those that found it above, both with this one.
     """
 
     steps: int
@@ -73,6 +61,8 @@ class Check:
     loss: float
     lr: float
     rough: bool = False
+    inside: int = 0
+    halvings: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,8 +80,37 @@ class GrowReport:
     checks: tuple[Check, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """Where growing stands between two checks: all that it takes to go on as if it had not been broken off.
+
+    Attributes:
+        learner: the state of the learner, weights and optimizer included.
+        drawn: examples used so far, those of updates that were taken back included.
+        longest: tokens of the longest reply so far, which bounds those of a check.
+        lr: learning rate after all halvings.
+        seconds: that growing took so far.
+    """
+
+    learner: Mapping[str, Any]
+    steps: int
+    tokens: int
+    drawn: int
+    longest: int
+    lr: float
+    accuracy: float
+    inside: int
+    halvings: int
+    seconds: float
+    checks: tuple[Check, ...]
+
+
+class Unfit(Exception):
+    """A `Growth` that is of another model."""
+
+
 @dataclass
-class _Plant:
+class Plant:
     """What grows, and how it is looked at."""
 
     learner: Learner
@@ -101,11 +120,15 @@ class _Plant:
     services: Mapping[str, Any]
     examples: Iterator[TrainingSequence]
     tasks: Sequence[Sequence[Task]]
+    began: float  # seconds of the monotonic clock, those before a break taken off
     longest: int = 1
     steps: int = 0
     tokens: int = 0
+    drawn: int = 0
     lr: float = 0.0
     accuracy: float = 0.0
+    inside: int = 0
+    halvings: int = 0
     checks: list[Check] = field(default_factory=list)
 
 
@@ -150,11 +173,10 @@ def grow(
         UsageError: no demonstrations, none that fits the context, or a target that is no interval.
         StorageError: *out* cannot be written.
     """
-    return asyncio.run(
-        _grow(
+    plant, report = asyncio.run(
+        raised(
             environments,
             seed,
-            out,
             progress,
             services,
             target=target,
@@ -168,15 +190,18 @@ def grow(
             model=model,
         )
     )
+    save(plant, report, Path(out))
+    return replace(report, path=str(out))
 
 
-async def _grow(
+async def raised(
     environments: Sequence[AnyEnvironment],
     seed: int,
-    out: str | Path,
-    progress: Callable[[Check], None] | None,
-    services: Mapping[str, Any] | None,
+    progress: Callable[[Check], None] | None = None,
+    services: Mapping[str, Any] | None = None,
     *,
+    growth: Growth | None = None,
+    keep: Callable[[Growth], None] | None = None,
     target: tuple[float, float],
     check_every: int,
     settle: int,
@@ -186,30 +211,49 @@ async def _grow(
     batch: int,
     tasks: int,
     model: Mapping[str, Any] | None,
-) -> GrowReport:
+) -> tuple[Plant, GrowReport]:
+    """What `grow` does, up to writing it (see `save`).
+
+    Args:
+        growth: where growing with the same arguments was broken off; it goes on there.
+        keep: called with where growing stands, at the start and after each check.
+
+    Raises:
+        UsageError: as `grow`.
+        Unfit: *growth* is not of this model.
+    """
     if not 0 <= target[0] < target[1] <= 1 or check_every < 1 or batch < 1:
         raise UsageError(
             f"grow: target {target}, check_every {check_every}, batch {batch}; expected 0 <= low < high <= 1"
         )
-    began = time.monotonic()
     plant = _planted(
         environments, seed, services or {}, lr=lr, warmup_steps=warmup_steps, tasks=tasks, model=model or {}
     )
+    if growth is not None:
+        _take_up(plant, growth)
     async with plant.engine:
-        reached = await _trained(plant, target, check_every, settle, max_steps, batch, progress or (lambda check: None))
+        reached = await _trained(
+            plant,
+            target,
+            check_every,
+            settle,
+            max_steps,
+            batch,
+            progress or (lambda check: None),
+            keep or (lambda growth: None),
+        )
     report = GrowReport(
-        path=str(out),
+        path="",
         reached=reached,
         accuracy=plant.accuracy,
         steps=plant.steps,
         examples=plant.steps * batch,
         tokens=plant.tokens,
-        seconds=time.monotonic() - began,
+        seconds=time.monotonic() - plant.began,
         parameters=sum(p.numel() for p in plant.learner.module.parameters()),
         checks=tuple(plant.checks),
     )
-    _save(plant, report, Path(out))
-    return report
+    return plant, report
 
 
 def _planted(
@@ -221,13 +265,14 @@ def _planted(
     warmup_steps: int,
     tasks: int,
     model: Mapping[str, Any],
-) -> _Plant:
+) -> Plant:
     from .engines.embedded import EmbeddedEngine
 
+    began = time.monotonic()
     made = fresh(seed, **model)
     module, codec = made.module, made.codec
     engine = EmbeddedEngine.sharing(module, codec, slots=SLOTS)
-    return _Plant(
+    return Plant(
         learner=Learner(module, lr=lr, warmup_steps=warmup_steps, betas=(0.9, 0.98)),
         codec=codec,
         environments=environments,
@@ -235,6 +280,7 @@ def _planted(
         services={**services, "policy": engine},
         examples=_shuffled(examples(environments, codec), Random(seed)),
         tasks=[_some_tasks(e, tasks) for e in environments],
+        began=began,
         lr=lr,
     )
 
@@ -248,45 +294,59 @@ def fresh(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
 
 
 async def _trained(
-    plant: _Plant,
+    plant: Plant,
     target: tuple[float, float],
     check_every: int,
     settle: int,
     max_steps: int,
     batch: int,
     progress: Callable[[Check], None],
+    keep: Callable[[Growth], None],
 ) -> bool:
     """Updates and checks until accuracy has settled in *target*; whether it got there."""
-    before, inside, halvings = _state(plant), 0, 0
+    before = _stand(plant, _copied(plant.learner.state_dict()))
     while plant.steps < max_steps:
-        plant.learner.lr = plant.lr * (1 - FADE * max(0.0, 2 * inside / settle - 1))
-        check = await _checked(plant, _updated(plant, check_every, batch), target[0])
-        progress(check)
-        if check.accuracy > target[1]:
+        keep(before)
+        plant.learner.lr = plant.lr * (1 - FADE * max(0.0, 2 * plant.inside / settle - 1))
+        loss = _updated(plant, check_every, batch)
+        plant.accuracy, rough = await _accuracy(plant, target[0])
+        over = plant.accuracy > target[1]
+        if over:
+            plant.halvings += 1
+        else:
+            plant.inside = plant.inside + 1 if plant.accuracy >= target[0] else 0
+        progress(_checked(plant, loss, rough))
+        if over:
             _set_back(plant, before)
-            if halvings == HALVINGS:
-                return inside > 0
-            halvings += 1
-            continue
-        before, inside = _state(plant), inside + 1 if check.accuracy >= target[0] else 0
-        if inside == settle:
+            if plant.halvings > HALVINGS:
+                break
+        elif plant.inside == settle:
             return True
-    return inside > 0
+        # Here the learner is as it was copied, whether it went back or not.
+        before = _stand(plant, before.learner if over else _copied(plant.learner.state_dict()))
+    return plant.inside > 0
 
 
-async def _checked(plant: _Plant, loss: float, least: float) -> Check:
-    accuracy, rough = await _accuracy(plant, least)
-    check = Check(steps=plant.steps, accuracy=accuracy, loss=loss, lr=plant.learner.lr, rough=rough)
-    plant.accuracy = accuracy
+def _checked(plant: Plant, loss: float, rough: bool) -> Check:
+    check = Check(
+        steps=plant.steps,
+        accuracy=plant.accuracy,
+        loss=loss,
+        lr=plant.learner.lr,
+        rough=rough,
+        inside=plant.inside,
+        halvings=plant.halvings,
+    )
     plant.checks.append(check)
     return check
 
 
-def _updated(plant: _Plant, count: int, batch: int) -> float:
+def _updated(plant: Plant, count: int, batch: int) -> float:
     """*count* updates; the mean loss."""
     losses = []
     for _ in range(count):
         sequences = list(islice(plant.examples, batch))
+        plant.drawn += len(sequences)
         plant.longest = max(plant.longest, *(sum(s.mask) for s in sequences))
         metrics = plant.learner.supervised_step(sequences)
         plant.tokens += int(metrics["tokens"])
@@ -295,19 +355,52 @@ def _updated(plant: _Plant, count: int, batch: int) -> float:
     return math.fsum(losses) / count
 
 
-def _state(plant: _Plant) -> dict[str, Any]:
-    accuracy = plant.checks[-1].accuracy if plant.checks else 0.0
-    return {"learner": copy.deepcopy(plant.learner.state_dict()), "steps": plant.steps, "accuracy": accuracy}
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return copy.deepcopy(dict(state))
 
 
-def _set_back(plant: _Plant, state: Mapping[str, Any]) -> None:
+def _stand(plant: Plant, learner: Mapping[str, Any]) -> Growth:
+    return Growth(
+        learner=learner,
+        steps=plant.steps,
+        tokens=plant.tokens,
+        drawn=plant.drawn,
+        longest=plant.longest,
+        lr=plant.lr,
+        accuracy=plant.accuracy,
+        inside=plant.inside,
+        halvings=plant.halvings,
+        seconds=time.monotonic() - plant.began,
+        checks=tuple(plant.checks),
+    )
+
+
+def _set_back(plant: Plant, to: Growth) -> None:
     """To an earlier check, at half the learning rate; the examples go on from where they are."""
-    plant.learner.load_state_dict(copy.deepcopy(state["learner"]))
-    plant.steps, plant.accuracy = state["steps"], state["accuracy"]
+    plant.learner.load_state_dict(_copied(to.learner))
+    plant.steps, plant.accuracy = to.steps, to.accuracy
     plant.lr /= 2
 
 
-async def _accuracy(plant: _Plant, least: float) -> tuple[float, bool]:
+def _take_up(plant: Plant, growth: Growth) -> None:
+    """Make a fresh *plant* what *growth* says; the examples that it saw are drawn again and left out.
+
+    Raises:
+        Unfit: the state is not that of such a learner.
+    """
+    try:
+        plant.learner.load_state_dict(_copied(growth.learner))
+    except (KeyError, TypeError, ValueError, RuntimeError) as e:
+        raise Unfit(str(e).strip().partition("\n")[0] or type(e).__name__) from e
+    for name in ("steps", "tokens", "drawn", "longest", "lr", "accuracy", "inside", "halvings"):
+        setattr(plant, name, getattr(growth, name))
+    plant.checks = list(growth.checks)
+    plant.began -= growth.seconds
+    for _ in islice(plant.examples, growth.drawn):
+        pass
+
+
+async def _accuracy(plant: Plant, least: float) -> tuple[float, bool]:
     """Greedy accuracy on ``dev``, and whether it is only a first look (too few tasks right to be near *least*)."""
     await plant.engine.update(plant.learner.weights())
     glances = [await _measured(plant, i, tasks[:GLANCE]) for i, tasks in enumerate(plant.tasks)]
@@ -322,7 +415,7 @@ async def _accuracy(plant: _Plant, least: float) -> tuple[float, bool]:
     return math.fsum(found) / len(found), False
 
 
-async def _measured(plant: _Plant, index: int, tasks: Sequence[Task]) -> float:
+async def _measured(plant: Plant, index: int, tasks: Sequence[Task]) -> float:
     how = Sampling(temperature=0.0, max_tokens=plant.longest + plant.longest // 4 + 4)
     environment = plant.environments[index]
     found = await evaluate(
@@ -359,7 +452,7 @@ def examples(environments: Sequence[AnyEnvironment], codec: HFCodec) -> Iterator
 def _endless(environment: AnyEnvironment) -> Iterator[Demonstration]:
     while True:
         found = False
-        for demonstration in environment.demonstrations("train"):
+        for demonstration in yielded(environment, "demonstrations", "train"):
             found = True
             yield demonstration
         if not found:
@@ -394,7 +487,12 @@ def encoded(demonstration: Demonstration, codec: HFCodec, system: str = "") -> T
     )
 
 
-def _save(plant: _Plant, report: GrowReport, out: Path) -> None:
+def save(plant: Plant, report: GrowReport, out: Path) -> None:
+    """Write model, tokenizer and ``grown.json`` into the folder *out*.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     try:
         out.mkdir(parents=True, exist_ok=True)
         module: Any = plant.learner.module
@@ -404,104 +502,3 @@ def _save(plant: _Plant, report: GrowReport, out: Path) -> None:
         (out / "grown.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     except OSError as e:
         raise StorageError(f"cannot write the grown model to {out}: {e}") from e
-
-
-def cache_folder() -> Path:
-    """Where grown models are kept: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
-    given = os.environ.get("QUINTAIN_CACHE")
-    return Path(given).expanduser() if given else Path.home() / ".cache" / "quintain"
-
-
-def grown(castings: Sequence[Casting], recipe: Recipe, screen: Screen) -> Path:
-    """The model grown for the environments and the seed of *recipe*: from the cache, or grown now and cached.
-
-    Raises:
-        UsageError: as `grow`, or wrong ``[model.start] args``.
-    """
-    return asyncio.run(_cached(castings, recipe, screen))
-
-
-async def _cached(castings: Sequence[Casting], recipe: Recipe, screen: Screen) -> Path:
-    wanted = {slot for casting in castings for slot in casting.slots} - {"policy"}
-    async with opened(recipe.services, wanted, {}) as services:
-        environments = [casting.make({**services, "policy": None}) for casting in castings]
-        args = dict(recipe.model.start.args)
-        planned = bind(grow, args, who="[model.start]")
-        folder = cache_folder() / "models" / f"{_plain(castings[0].name)}-{_key(environments, args, recipe.run.seed)}"
-        if (folder / "grown.json").is_file():
-            screen.note(f"the default model for {castings[0].name} is in the cache: {folder}")
-            return folder
-        screen.phase(f"growing the default model on examples of {castings[0].name}")
-        await _into(folder, planned.keywords, environments, recipe.run.seed, screen, services)
-    return folder
-
-
-async def _into(
-    folder: Path,
-    settings: Mapping[str, Any],
-    environments: Sequence[AnyEnvironment],
-    seed: int,
-    screen: Screen,
-    services: Mapping[str, Any],
-) -> None:
-    """Grow in a folder beside, then rename, so that the cache never holds half a model."""
-
-    def progress(check: Check) -> None:
-        screen.advance()
-        about = "about " if check.rough else ""
-        screen.note(f"growing: {check.steps} updates  loss {check.loss:.3f}  dev {about}{check.accuracy:.1%}")
-
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        beside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    except OSError as e:
-        raise StorageError(f"cannot write to the cache {folder.parent}: {e}; name another with QUINTAIN_CACHE") from e
-    try:
-        report = await _grow(environments, seed, beside, progress, services, **{**_defaults(), **settings})
-        _moved(beside, folder)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    if not report.reached:
-        screen.warn(f"growing ended at {report.accuracy:.1%} on dev after {report.steps} updates, outside its target")
-
-
-def _plain(name: str) -> str:
-    """A name that any file system takes: the last word of ``module:Class`` and the like."""
-    return re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])
-
-
-def _moved(beside: Path, folder: Path) -> None:
-    try:
-        beside.rename(folder)
-    except OSError as e:
-        if not (folder / "grown.json").is_file():  # else another process was faster with the same model
-            raise StorageError(
-                f"cannot write to the cache {folder.parent}: {e}; name another with QUINTAIN_CACHE"
-            ) from e
-
-
-def _defaults() -> dict[str, Any]:
-    return dict(grow.__kwdefaults__ or {})
-
-
-def _key(environments: Sequence[AnyEnvironment], args: Mapping[str, Any], seed: int) -> str:
-    """A hash of all that the grown model depends on: settings, sizes, tokenizer, and the environments' own examples."""
-    shown = [
-        {
-            "type": f"{type(e).__module__}.{type(e).__qualname__}",
-            "examples": [asdict(d) for d in islice(e.demonstrations("train"), 64)],
-            "tasks": [t.id for t in islice(e.tasks("dev"), 64)],
-            "reward": repr(e.reward),
-            "system": e.system,
-        }
-        for e in environments
-    ]
-    settings = {**_defaults(), **args}
-    plain = {
-        "format": FORMAT,
-        "seed": seed,
-        "settings": settings,
-        "codec": HFCodec(build_tokenizer()).name,
-        "shown": shown,
-    }
-    return hashlib.sha256(json.dumps(plain, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Self
 
 from .errors import RunError, RunLockedError, StorageError, UnknownNameError, did_you_mean
+from .hub import check_folder
 from .rollout import Group
 
 Record = dict[str, Any]
@@ -63,8 +64,14 @@ class RunFolder:
             StorageError: the folder cannot be written.
         """
         path = Path(path)
-        with storing(path):
+        try:
             path.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            if e.errno in _NO_ROOM:
+                raise storage_error(path, e) from e
+            raise StorageError(
+                f"cannot make the run folder {path}: {e.strerror or e}; put it somewhere else with --folder"
+            ) from e
         folder = cls(path)
         if folder.recipe_path.exists():
             folder.close()
@@ -91,6 +98,18 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    @contextmanager
+    def doing(self, what: str) -> Iterator[None]:
+        """Tell `quintain runs` what is done before the first step: one word, beside the owner in the lock."""
+        assert self._lock is not None, "opened without the lock"
+        owner = self._lock.seek(0, os.SEEK_END)
+        self._lock.write(f"{what}\n")
+        self._lock.flush()
+        try:
+            yield
+        finally:
+            self._lock.truncate(owner)
 
     def __enter__(self) -> Self:
         return self
@@ -238,13 +257,16 @@ class RunFolder:
         return found
 
 
+State = Literal["growing", "running", "finished", "stopped"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """A row of ``quintain runs``. ``changed`` is in seconds since 1970; ``fault`` says why a folder cannot be read."""
 
     name: str
     path: Path
-    state: Literal["running", "finished", "stopped"]
+    state: State
     model: str = ""
     environments: tuple[str, ...] = ()
     step: int = 0
@@ -289,6 +311,7 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
         inside = Path(name) / "model"
         if "/" not in name and not Path(name).exists():
             raise UnknownNameError(f"{e}; a model of the Hugging Face hub is named owner/model") from None
+        check_folder(name)
         return (str(inside) if (inside / "config.json").is_file() else name), ""
     run = RunFolder(path, lock=False)
     found = best(run)
@@ -310,7 +333,8 @@ def _no_run(name: str, folder: Path) -> UnknownNameError:
 
 
 def _info(path: Path) -> RunInfo:
-    state: Literal["running", "finished", "stopped"] = "running" if _owner(path) else "stopped"
+    owner = _owner(path)
+    state: State = "growing" if owner.endswith("\ngrowing") else "running" if owner else "stopped"
     changed = max(p.stat().st_mtime for p in path.iterdir())
     folder = RunFolder(path, lock=False)
     try:
@@ -322,7 +346,7 @@ def _info(path: Path) -> RunInfo:
     return RunInfo(
         name=path.name,
         path=path,
-        state="finished" if finished and state != "running" else state,
+        state="finished" if finished and not owner else state,
         model=str(recipe.get("model", {}).get("name", "")),
         environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
         step=metrics[-1]["step"] if metrics else 0,
@@ -342,7 +366,7 @@ def _locked(path: Path) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read().strip() or "another process"
+        owner = file.readline().strip() or "another process"
         file.close()
         raise RunLockedError(
             f"run {path.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"

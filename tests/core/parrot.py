@@ -7,6 +7,7 @@ from typing import Any
 
 from quintain import Environment, Limits, Rollout, Task, reward
 from quintain.environment import Demonstration
+from quintain.service import need
 
 
 @reward(range=(0, 1))
@@ -33,6 +34,23 @@ class Echo(Environment[Task, None]):
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):
             yield Demonstration(prompt=task.prompt, reply=self.word)
+
+
+class Book:
+    """A service: knows the word."""
+
+    def __init__(self, word: str = "ab") -> None:
+        self.word = word
+
+
+class Told(Echo):
+    """Echo, of a word that a service knows."""
+
+    book: Any = need("book")
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            yield Demonstration(prompt=task.prompt, reply=self.book.word)
 
 
 class Talk(Environment[Task, None]):

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,9 +22,11 @@ from quintain.environment import Environment
 from quintain.errors import UsageError
 from quintain.plugins.registry import isolated
 from quintain.recipe import Recipe
+from quintain.report.screen import program
 from quintain.reward import reward
 from quintain.rollout import Rollout
 from quintain.service import Service, need
+from quintain.store import list_runs
 from quintain.task import Message, Task
 from quintain.transcript import Sampled
 
@@ -194,3 +197,69 @@ def test_a_stopped_run_prints_one_object(
     assert error["type"] == "Interrupted" and "quintain train --resume runs/doubling-1" in error["message"]
     assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--steps", "ten"], "'--steps': expected a whole number of at least 1, got 'ten'"),
+        (["--steps", "0"], "'--steps': expected a whole number of at least 1, got '0'"),
+        (["--seed", "-1"], "'--seed': expected a whole number of at least 0, got '-1'"),
+        (
+            ["--env", "doubling", "--set", "batch.members=1"],
+            "no group of that size (1 of 1 members valid, 2 needed)",
+        ),
+        (["--set", "lr=1e-3"], "unknown section [lr]; did you mean learner.lr?"),
+        (["min.toml"], "did you mean 'mine.toml'?"),
+        (["--env", "doubling", "--folder", "/proc/nowhere"], "cannot make the run folder /proc/nowhere/doubling-1: "),
+        (["--env", "doubling", "--folder", "/proc/nowhere"], "with --folder"),
+    ],
+)
+def test_slips_of_the_hand_are_named(
+    capsys: pytest.CaptureFixture[str], place: Path, argv: list[str], message: str
+) -> None:
+    (place / "mine.toml").write_text("")
+    status, _, err = called(capsys, *argv)
+    assert status in (1, 2) and message in err and "saved before" not in err
+
+
+def test_a_method_without_groups_takes_groups_of_one(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    words = ["--env", "doubling", "--set", "batch.members=1", "--set", "algorithm.use=reinforce_pp", "--dry-run"]
+    status, out, _ = called(capsys, *words)
+    assert status == 0 and "members = 1" in out
+
+
+def test_messages_name_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bare name where the path has it; else the way to the program beside the interpreter."""
+    programs = tmp_path / "my venv" / "bin"
+    programs.mkdir(parents=True)
+    (programs / "quintain").write_text("#!/bin/sh\n")
+    (programs / "quintain").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    assert program() == "quintain"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(programs / "python"))
+    assert program() == "'my venv/bin/quintain'"
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert program() == f"'{programs}/quintain'"
+    (programs / "quintain").unlink()
+    assert program() == f"'{programs}/python' -m quintain"
+
+
+def test_runs_says_that_the_model_grows(
+    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def grown(castings: Any, recipe: Recipe, screen: Any, doing: Any) -> Path:
+        for context in (nullcontext(), doing("growing"), nullcontext()):
+            with context:
+                seen.append(list_runs("runs")[0].state)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("quintain.nursery.grown", grown)
+    status, _, err = called(capsys, "--env", "doubling")
+    assert status == 130 and seen == ["running", "growing", "running"]
+    assert "stopped; go on with: " in err and "quintain train --resume runs/doubling-1" in err
+    assert main(["runs"]) == 0 and "stopped" in capsys.readouterr().out

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,13 +14,12 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
-from quintain import compare as comparing
 from quintain import conduct as conducting
 from quintain.cli import main
 from quintain.cli.compare import repeated
-from quintain.compare import Budget, compared, standings
+from quintain.compare import Budget, compared
 from quintain.environment import Environment
-from quintain.errors import RunError, UsageError
+from quintain.errors import PluginError, RunError, StorageError, UsageError
 from quintain.fits import NoFit, RepeatedSampling, Sigmoid
 from quintain.plugins.registry import isolated
 from quintain.recipe import Recipe
@@ -27,6 +28,8 @@ from quintain.report.screen import Screen
 from quintain.reward import reward
 from quintain.rollout import Rollout
 from quintain.run import Interrupted
+from quintain.service import need
+from quintain.standings import Standing, standings
 from quintain.store import RunFolder
 from quintain.task import Task
 
@@ -69,6 +72,14 @@ class Babble(Environment[Task, None]):
         return (Task(prompt=f"{split} {i}", answer="a") for i in range(self.size))
 
 
+class Judged(Babble):
+    judge: Any = need("judge")
+
+
+class Judge:
+    pass
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model") / "model", context=256)
@@ -82,6 +93,9 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     (tmp_path / "ours.toml").write_text(RECIPE)
     with isolated(keep=["quintain"]) as registry:
         registry.add("environment", "babble", Babble)
+        registry.add("environment", "judged", Judged)
+        registry.add("service", "judge", Judge)
+        registry.add("service", "strict", Judge)
         yield tmp_path
 
 
@@ -117,6 +131,9 @@ def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> Non
         ({"environments.0.reward": "0.5 * babble"}, "tasks"),
         ({"model.name": "other"}, "starting models"),
         ({"evaluation.tasks": 8}, "measurements"),
+        ({"sampling.max_tokens": 7}, "measurements .*'max_tokens': 6.*'max_tokens': 7"),
+        ({"sampling.stop": ["."]}, "measurements .*'stop': "),
+        ({"algorithm.args.plan": {"interrupt": {"low": 2, "high": 3}}}, "measurements .*'interrupt': None"),
         ({"run.steps": 5}, "budgets"),
         ({"batch.groups": 3}, "--budget"),
     ],
@@ -124,6 +141,27 @@ def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> Non
 def test_unequal_terms_are_refused(change: Mapping[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
         compared([("a", recipe()), ("b", recipe().but(change))], seeds=[0], folder="compare/x")
+
+
+def test_sampling_may_differ_where_measuring_does_not() -> None:
+    """Training with other lengths is a choice of method; what is measured is said apart."""
+    own = {"sampling.max_tokens": 9, "sampling.temperature": 0.7, "evaluation.max_tokens": 6}
+
+    assert compared([("a", recipe()), ("b", recipe().but(own))], seeds=[0], folder="x").runs()
+
+
+@pytest.mark.parametrize("plan, key", [({"order": "level"}, 'plan.order = "level"'), ({"probe": 2}, "plan.probe = 2")])
+@pytest.mark.parametrize("kind", ["tokens", "samples", "seconds"])
+def test_a_plan_that_depends_on_the_end_needs_one(plan: Mapping[str, Any], key: str, kind: str) -> None:
+    """A budget bounds the steps from above only, and the plan would take that for their number."""
+    both = [("a", recipe()), ("b", recipe(algorithm__args__plan=dict(plan)))]
+    budget = Budget.parse(f"{kind}=500")
+    with pytest.raises(UsageError, match=f"^b: {key} .* {kind} .* --steps"):
+        compared(both, seeds=[0], folder="x", budget=budget)
+
+    ended = compared(both, seeds=[0], folder="x", budget=budget, steps=3)
+    assert {3} == {r.run.steps for r in ended.recipes.values()}
+    assert compared(both, seeds=[0], folder="x", budget=Budget.parse("steps=3")).runs()
 
 
 def test_a_budget_makes_unequal_batches_equal() -> None:
@@ -173,11 +211,20 @@ def test_lists_of_words_are_read() -> None:
         (["ours.toml", "--algorithms", "grpo", "dr_gpro"], "did you mean 'dr_grpo'"),
         (["ours.toml", "--set", "learner.lrr=1"], "lrr"),
         (["ours.toml", "--budget", "tokens=x"], "tokens=N"),
+        (["ours.toml", "--set", "run.seed=3"], "--seeds"),
+        (["ours.toml", "--set", "run.folder=elsewhere"], "--folder"),
+        (["ours.toml", "--set", "run.name=mine"], "named by recipe and seed"),
+        (["ours.toml", "short.toml"], "limits of babble"),
+        (["judged.toml", "strict.toml"], "services.judge"),
     ],
 )
 def test_mistakes_are_found_without_a_run(
     capsys: pytest.CaptureFixture[str], place: Path, argv: list[str], message: str
 ) -> None:
+    (place / "short.toml").write_text(RECIPE.replace('use = "babble"', 'use = "babble"\nlimits = { tokens = 3 }'))
+    judged = RECIPE.replace('use = "babble"', 'use = "judged"')
+    (place / "judged.toml").write_text(judged)
+    (place / "strict.toml").write_text(judged + '[services.judge]\nuse = "strict"\n')
     status, out, err = called(capsys, *argv)
 
     assert (2, "") == (status, out) and message in err and "Traceback" not in err
@@ -271,8 +318,24 @@ def test_a_run_of_another_recipe_is_not_taken_for_ours(capsys: pytest.CaptureFix
     assert 2 == status and "another recipe" in err and "--folder" in err
 
 
+def test_a_comparison_goes_on_however_its_folder_is_spelled(
+    capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The runs are the same runs from another directory, too."""
+    one = ["ours.toml", "--seeds", "0", "--steps", "1", "--quiet", "--folder"]
+    assert 0 == called(capsys, *one, "c")[0]
+    monkeypatch.setattr(conducting, "conduct", lambda *a: pytest.fail("a finished run was started again"))
+    for folder in ("./c", str(place / "c")):
+        status, _, err = called(capsys, *one, folder)
+        assert 0 == status, err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [RunError("the gradient is not finite"), UsageError("no device"), PluginError("broken"), StorageError("full")],
+)
 def test_one_failure_does_not_cost_the_others(
-    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     """The reason is shown and stored, the status is 1, the others are there."""
     small = [w for w in small if w != "1"]
@@ -280,16 +343,59 @@ def test_one_failure_does_not_cost_the_others(
 
     def fails_at_times(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
         if folder.name == "dr_grpo-seed0":
-            raise RunError("the gradient is not finite")
+            raise error
         return real(recipe, folder, screen)
 
     monkeypatch.setattr(conducting, "conduct", fails_at_times)
     status, out, _ = called(capsys, *small)
     failed, done = json.loads((place / "c" / "compare.json").read_text())["recipes"].values()
 
-    assert 1 == status and "dr_grpo-seed0 failed: the gradient is not finite" in out
-    assert ["the gradient is not finite"] == [r["failure"] for r in failed["runs"]] and failed["after"] is None
+    assert 1 == status and f"dr_grpo-seed0 failed: {error}" in out
+    assert [str(error)] == [r["failure"] for r in failed["runs"]] and failed["after"] is None
     assert 1 == done["after"]["count"] and done["difference"] is None  # there is nothing to pair it with
+
+
+def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of this call and of earlier ones, until the run that failed has gone through."""
+    small = [w for w in small if w != "1"]
+    ends: list[Exception | None] = []
+
+    def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+        if (end := ends.pop(0)) is not None:
+            raise end
+        return real(recipe, folder, screen)
+
+    def failures() -> list[str]:
+        told = json.loads((place / "c" / "compare.json").read_text())["recipes"]
+        return [r["failure"] for s in told.values() for r in s["runs"]]
+
+    real = conducting.conduct
+    monkeypatch.setattr(conducting, "conduct", conduct)
+    ends[:] = [RunError("no luck"), Interrupted("stopped after step 0")]
+    assert 130 == called(capsys, *small)[0]
+    assert ["no luck", ""] == failures()
+    ends[:] = [Interrupted("stopped after step 0")]
+    assert 130 == called(capsys, *small)[0]
+    assert ["no luck", ""] == failures()
+    ends[:] = [None, None]
+    assert 0 == called(capsys, *small)[0]
+    assert ["", ""] == failures()
+
+
+def test_sigterm_before_a_run_listens_is_heard(
+    capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a model loads or grows: a word on how to go on, and status 130; afterwards signals are as before."""
+    monkeypatch.setattr(conducting, "conduct", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *a: pytest.fail("the signal killed the process"))
+    try:
+        status, _, err = called(capsys, *small, "--quiet")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert 130 == status and "the same command goes on in c" in err
 
 
 @pytest.mark.parametrize("budget, used", [("samples=17", 24), ("tokens=30", None), ("seconds=0.000001", 8)])
@@ -328,7 +434,7 @@ def rise(top: float, wobble: float = 0.0, steps: int = 30) -> list[float]:
 
 
 @pytest.fixture
-def made_up(tmp_path: Path) -> list[comparing.Standing]:
+def made_up(tmp_path: Path) -> list[Standing]:
     comparison = compared([("a", recipe()), ("b", recipe(algorithm__use="rloo"))], seeds=[0, 1, 2], folder=tmp_path)
     for seed, wobble in enumerate((0.01, -0.01, 0.0)):
         write(comparison.path("a", seed), rise(0.6, wobble))
@@ -337,7 +443,7 @@ def made_up(tmp_path: Path) -> list[comparing.Standing]:
     return standings(comparison)
 
 
-def test_means_differences_and_what_was_used(made_up: list[comparing.Standing]) -> None:
+def test_means_differences_and_what_was_used(made_up: list[Standing]) -> None:
     """Differences are taken seed by seed, so what the seeds share drops out; evaluation costs nothing."""
     a, b = made_up
     end = [rise(0.8 + 0.05 * i)[-1] - rise(0.6)[-1] for i in range(3)]
@@ -349,7 +455,7 @@ def test_means_differences_and_what_was_used(made_up: list[comparing.Standing]) 
     assert "3/3" == row(a)[1] and row(b)[5].startswith("+")
 
 
-def test_bands_cover_what_all_seeds_have_seen(made_up: list[comparing.Standing]) -> None:
+def test_bands_cover_what_all_seeds_have_seen(made_up: list[Standing]) -> None:
     band = made_up[0].band("tokens")
     assert band is not None and band.low is not None and band.high is not None
 
@@ -360,7 +466,7 @@ def test_bands_cover_what_all_seeds_have_seen(made_up: list[comparing.Standing])
     assert held is not None and (0, 300) == (held.x[0], held.x[-1])
 
 
-def test_fits_where_there_is_data(made_up: list[comparing.Standing]) -> None:
+def test_fits_where_there_is_data(made_up: list[Standing]) -> None:
     a, b = made_up
 
     assert isinstance(a.compute, Sigmoid) and a.compute.identified
@@ -382,3 +488,35 @@ def test_one_seed_is_told_to_be_one(tmp_path: Path) -> None:
     assert found[0].after is not None and found[0].after.low is None
     assert any("one seed" in line for line in notes(found))
     assert (band := found[0].band("seconds")) is not None and band.low is None
+
+
+def test_a_seed_that_has_not_finished_cuts_nothing(tmp_path: Path) -> None:
+    """Curves, fits and what was used are of the finished runs; of the others only while there is none."""
+    comparison = compared([("a", recipe())], seeds=[0, 1, 2], folder=tmp_path)
+    write(comparison.path("a", 2), rise(0.6, steps=3))
+    (comparison.path("a", 2) / "summary.json").unlink()
+    (begun,) = standings(comparison)
+    assert (band := begun.band("tokens")) is not None and 300 == band.x[-1] == begun.used["tokens"]
+    assert begun.after is None
+
+    for seed in (0, 1):
+        write(comparison.path("a", seed), rise(0.6))
+    (found,) = standings(comparison)
+    assert (band := found.band("tokens")) is not None and 3000 == band.x[-1] == found.used["tokens"]
+    assert isinstance(found.compute, Sigmoid) and 2 * 30 == found.compute.points
+    assert "2/3" == row(found)[1]
+
+
+def test_probing_is_paid_for(tmp_path: Path) -> None:
+    """What stands in the record of step 0 comes before all else."""
+    comparison = compared([("a", recipe())], seeds=[0], folder=tmp_path)
+    path = comparison.path("a", 0)
+    write(path, rise(0.6, steps=2))
+    first, *rest = (path / "metrics.jsonl").read_text().splitlines()
+    probed = {**json.loads(first), "samples": 5, "tokens": 50, "seconds.probe": 3.0, "seconds.model": 99.0}
+    (path / "metrics.jsonl").write_text("\n".join([json.dumps(probed), *rest]) + "\n")
+    (found,) = standings(comparison)
+
+    assert {"steps": 2, "samples": 25, "tokens": 250, "seconds": 7} == pytest.approx(dict(found.used))
+    assert (band := found.band("tokens")) is not None and (150, 250) == (band.x[0], band.x[-1])
+    assert (held := found.band("tokens", "accuracy")) is not None and 50 == held.x[0]

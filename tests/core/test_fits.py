@@ -50,7 +50,6 @@ def test_an_interval_over_seeds() -> None:
 
     assert (2.0, 3) == (found.value, found.count)
     assert 4.30265273 / math.sqrt(3) == pytest.approx(found.high - 2.0)
-    assert not found.clear and t_interval([1.0, 1.1, 1.2]).clear
 
 
 def test_an_interval_is_cut_off_where_nothing_can_lie() -> None:

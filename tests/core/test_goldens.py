@@ -363,3 +363,23 @@ def test_a_masked_term_leaves_the_denominators_alone() -> None:
         assert out.correction.tolist() == [1.0, 0.0]
         slope = torch.autograd.grad(out.loss, fresh.logp)[0]
         assert slope.tolist() == pytest.approx([0.25 * (extra - 1.0), 0.25 * extra])
+
+
+def test_a_certain_token_that_becomes_doubtful_is_masked_in_float32() -> None:
+    """Where mu's probability rounds to 1, the other side of the coin still has a logarithm."""
+    for before in (0.0, -1e-8, -1e-3):
+        one = torch.tensor([math.log(0.5)], dtype=torch.float32, requires_grad=True)
+        held = torch.tensor([before], dtype=torch.float32)
+        t = Terms(
+            logp=one,
+            mu_logp=held,
+            prox_logp=held,
+            advantage=torch.tensor([-1.0]),
+            entropy=torch.zeros(1),
+            sample=torch.zeros(1, dtype=torch.long),
+            group=torch.zeros(1, dtype=torch.long),
+            anchor="mu",
+        )
+        terms, told = piece("dppo_kl")(t)
+        assert told["clip_low"].tolist() == [True]
+        assert terms.tolist() == [0.0]

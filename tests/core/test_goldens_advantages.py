@@ -193,8 +193,18 @@ def test_certain_tokens_weigh_nothing_in_the_optimal_baseline() -> None:
 def test_overlong_punishment(tokens: int, turns: tuple[int, ...], punished: float) -> None:
     """Over the last fifth of ten tokens; the longest turn counts."""
     sample = Sample(sequences=(batches.sequence([1], [2] * tokens),), verdict=1.0, group=0, turns=turns)
-    batch = Batch(samples=(sample,), max_tokens=10)
-    assert overlong(batch, sample, 0.2) == pytest.approx(punished)
-    assert overlong(batch, sample, 0.0) == 0.0
+    assert overlong(sample.longest_turn, 10, 0.2) == pytest.approx(punished)
+    assert overlong(sample.longest_turn, 10, 0.0) == 0.0
     with pytest.raises(UsageError, match="max_tokens"):
-        overlong(replace(batch, max_tokens=None), sample, 0.2)
+        overlong(sample.longest_turn, None, 0.2)
+
+
+def test_turns_without_scores_are_one_turn() -> None:
+    """Then process rewards are outcome rewards, also where an answer has several turns."""
+    samples = tuple(
+        Sample(sequences=(batches.sequence([1], [2] * 5),), verdict=verdict, group=0, turns=(3, 2))
+        for verdict in (1.0, 0.0)
+    )
+    held = Step(batch=Batch(samples=samples), rewards=(1.0, 0.0))
+    by_sample = find("advantage", "group_norm")(held)
+    assert find("advantage", "process_norm")(held).tolist() == pytest.approx([by_sample[0]] * 5 + [by_sample[1]] * 5)

@@ -13,13 +13,13 @@ CORE = Path(__file__).resolve().parents[2] / "core" / "quintain"
 
 FLOORS: dict[int, str] = {
     0: "errors",
-    1: "task transcript rollout",
-    2: "environment reward agent tools service engine algorithm methods plugins toml",
+    1: "task transcript rollout hub",
+    2: "environment reward agent tools service engine piece plan algorithm methods plugins toml",
     3: "chat session episodes replay scoring voting services controls workers worker wire expression testing",
     4: "model learning engines",
-    5: """recipe recipe_errors stage conduct curriculum loop estimates evaluate health checkpoint store rollout_table
-         selection filling publishing probing starter seedling sft sft_sources
-         run report alarms compare fits intervals""",
+    5: """recipe recipe_errors recipe_layers stage conduct curriculum loop estimates evaluate health checkpoint store
+         rollout_table selection filling publishing probing starter nursery seedling sft sft_sources
+         run report alarms compare standings fits intervals""",
     6: "cli __main__",
 }
 FLOOR_OF = {name: floor for floor, names in FLOORS.items() for name in names.split()}

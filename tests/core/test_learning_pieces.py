@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintain import algorithm
+from quintain import piece as algorithm
 from quintain.algorithm import KL, Candidate, Piece, find, objective, per_group, pieces
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.learning import PRESETS, Learner, Terms

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quintain import algorithm
+from quintain import piece as algorithm
 from quintain.algorithm import KINDS, KL, Interrupt, Plan, Row
 from quintain.cli import main
 from quintain.errors import PluginError

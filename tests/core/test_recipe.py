@@ -16,6 +16,7 @@ from quintain.agent import Limits
 from quintain.errors import RecipeError
 from quintain.recipe import Recipe, override
 from quintain.recipe_errors import line_of
+from quintain.recipe_layers import bundled
 
 SMALL = '[[environments]]\nuse = "arithmetic"\n'
 
@@ -23,7 +24,7 @@ SMALL = '[[environments]]\nuse = "arithmetic"\n'
 def test_defaults() -> None:
     recipe = Recipe.parse(SMALL)
     assert recipe.environments[0].use == "arithmetic"
-    assert (recipe.batch.groups, recipe.batch.members, recipe.batch.min_members) == (32, 8, 2)
+    assert (recipe.batch.groups, recipe.batch.members, recipe.batch.min_members) == (32, 8, None)
     assert recipe.algorithm.use == "dr_grpo"
     assert recipe.engine.use == "embedded"
     assert recipe.model.starts_supervised
@@ -147,6 +148,9 @@ def test_text_may_look_like_a_number() -> None:
         ("learner.lrr=1", ["--set learner.lrr=1", "unknown key 'lrr' in [learner]", "did you mean 'lr'"]),
         ("sampling.lr=1", ["'lr' in [sampling]", "belongs in [learner]"]),
         ("lerner.lr=1", ["unknown section [lerner]", "did you mean 'learner'"]),
+        ("lr=1e-3", ["--set lr=1e-3", "unknown section [lr]", "did you mean learner.lr?"]),
+        ("temperature=1", ["did you mean sampling.temperature or evaluation.temperature?"]),
+        ("use=arithmetic", ["unknown section [use]"]),
         ("environments.0.level=3", ["[[environments]] number 1", "go under args"]),
         ("environments.0.limits.turn=3", ["[environments.0.limits]", "did you mean 'turns'"]),
         ("services.judge={use = 'llm', x = 3}", ["unknown key 'x' in [services.judge]"]),
@@ -170,7 +174,7 @@ def test_text_may_look_like_a_number() -> None:
         ("environments.0.args=3", ["a table"]),
         ("learner.betas=[0.9]", ["two numbers"]),
         ("learner.betas=[0.9, 1.0]", ["less than 1"]),
-        ("batch.members=1", ["min_members is 2", "at most members"]),
+        ("batch={members=1,min_members=2}", ["min_members is 2", "at most members"]),
         ("sampling.top_p=0.9", ["top_p cannot be used in training", "remove"]),
         ("sampling.min_p=0.1", ["min_p cannot be used in training"]),
         ("sampling.temperature=0", ["more than 0"]),
@@ -225,6 +229,101 @@ def test_lines_are_found_in_nested_tables() -> None:
     assert line_of(text, ("environments", 1, "limits", "turns")) == 8
     assert line_of(text, ("environments", 1, "use")) == 6
     assert line_of(text, ("learner", "lr")) is None
+
+
+def test_a_missing_file_shows_what_is_near(tmp_path: Path) -> None:
+    (tmp_path / "coached.toml").write_text(SMALL)
+    with pytest.raises(RecipeError, match=r"coach\.toml': No such file.*; did you mean 'coached\.toml'\?"):
+        Recipe.load(tmp_path / "coach.toml")
+
+
+# ---- extends ---------------------------------------------------------------------------------------------------------
+
+
+def written(folder: Path, **recipes: str) -> None:
+    for name, text in recipes.items():
+        (folder / f"{name}.toml").write_text(text)
+
+
+def test_a_recipe_extends_a_bundled_one() -> None:
+    """What it says goes over the quickstart; what it leaves out is the quickstart's, and nothing else changes."""
+    quickstart = Recipe.parse(bundled("quickstart"))
+    own = 'extends = "quickstart"\nsampling.temperature = 0.5\n[[environments]]\nuse = "countdown"\nweight = 2.0\n'
+    found = Recipe.parse(own, ["run.seed=3"])
+    environments = [{"use": "countdown", "weight": 2.0}]
+    assert found == quickstart.but({"sampling.temperature": 0.5, "environments": environments, "run.seed": 3})
+    assert found.learner.lr == 6e-5 and found.batch.groups == 64
+    assert "extends" not in found.to_toml() and Recipe.parse(found.to_toml()) == found
+
+
+def test_tables_merge_lists_are_replaced_and_the_nearest_wins(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    written(
+        tmp_path,
+        top='extends = "deep/middle.toml"\nlearner.lr = 1e-3\nsampling.stop = ["C"]\n',
+        base=SMALL + '[learner]\nlr = 1e-5\nwarmup_steps = 7\n[sampling]\nstop = ["A", "B"]\n[run]\nseed = 5\n',
+    )
+    written(tmp_path / "deep", middle='extends = "../base.toml"\nlearner = { lr = 1e-4, weight_decay = 0.1 }\n')
+    found = Recipe.load(tmp_path / "top.toml", ["run.seed=6"])
+    assert (found.learner.lr, found.learner.weight_decay, found.learner.warmup_steps) == (1e-3, 0.1, 7)
+    assert found.sampling.stop == ("C",) and found.environments[0].use == "arithmetic"
+    assert found.run.seed == 6
+
+
+def test_arguments_stay_with_the_component_that_they_are_for(tmp_path: Path) -> None:
+    base = SMALL + '[algorithm]\nuse = "grpo"\nargs = { epochs = 2, kl = { coefficient = 0.1 } }\n'
+    same = 'extends = "base.toml"\nalgorithm = { use = "grpo", args = { epochs = 3 } }\n'
+    written(tmp_path, base=base, same=same, other='extends = "base.toml"\nalgorithm.use = "rloo"\n')
+    assert Recipe.load(tmp_path / "same.toml").algorithm.args == {"epochs": 3, "kl": {"coefficient": 0.1}}
+    assert Recipe.load(tmp_path / "other.toml").algorithm.args == {}
+
+
+def test_errors_name_the_file_that_holds_the_key(tmp_path: Path) -> None:
+    base = '[learner]\nlr = -1\nlrr = 3\n[batch]\nmembers = 4\n[[environments]]\nuse = "a"\n'
+    own = 'extends = "base.toml"\n[learner]\nwarmup = 1\n[batch]\nmin_members = 9\n[[environments]]\nweight = 2.0\n'
+    written(tmp_path, base=base, own=own)
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(tmp_path / "own.toml", ["run.steps=0"])
+    lines = [line.replace(f"{tmp_path}/", "") for line in str(caught.value).splitlines()]
+    assert sorted(line.partition(": ")[0] for line in lines) == [
+        "--set run.steps=0",
+        "base.toml:2",
+        "base.toml:3",
+        "own.toml:3",
+        "own.toml:4",
+        "own.toml:6",
+    ]
+    assert any(line.startswith("own.toml:6: [[environments]] number 1 has no 'use'") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('extends = "quickstar"\n', ["own.toml: extends is 'quickstar'", "did you mean 'quickstart'?", "No such file"]),
+        (
+            'extends = "bas.toml"\n',
+            ["did you mean 'base.toml'?", "a bundled recipe (pretrained, quickstart) or a path"],
+        ),
+        ("extends = 3\n", ["own.toml: extends is 3; expected a bundled recipe"]),
+        ('extends = ""\n', ["expected a bundled recipe"]),
+        ('extends = "own.toml"\n', ["in a circle", "own.toml extends"]),
+        ('extends = "other.toml"\n', ["in a circle", "own.toml extends", "other.toml extends"]),
+        ('extends = "broken.toml"\n', ["broken.toml is not TOML"]),
+        ('extends = "."\n', ["cannot read", "Is a directory"]),
+        ('[run]\nextends = "base.toml"\n', ["own.toml:2: unknown key 'extends' in [run]; it belongs at the top"]),
+    ],
+)
+def test_what_cannot_be_extended_is_refused(tmp_path: Path, text: str, words: list[str]) -> None:
+    written(tmp_path, own=text, other='extends = "own.toml"\n', base=SMALL, broken="[run")
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(tmp_path / "own.toml")
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_extends_is_not_for_the_command_line() -> None:
+    with pytest.raises(RecipeError, match="'extends' stands in a recipe file"):
+        Recipe.parse(SMALL, ["extends=quickstart"])
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)

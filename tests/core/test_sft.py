@@ -379,6 +379,68 @@ def test_rollouts_of_eval_are_a_source(teacher: Path, tmp_path: Path, capsys: py
     assert found[0].left_out == found[1].left_out
 
 
+def test_an_environment_gets_its_services(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chosen and configured as for `quintain eval`."""
+    monkeypatch.chdir(tmp_path)
+    seen: list[Source] = []
+    monkeypatch.setattr(
+        "quintain.sft.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
+    )
+    words = ("--service", f"book={PARROT}:Book", "--service-arg", "book.word=hello", "--examples", "2", "--epochs", "1")
+    assert main(["sft", f"{PARROT}:Told", "--model", str(tiny), *words, "--json"]) == 0
+    assert ["hello", "hello"] == [example.messages[-1].content for example in seen[0].examples]
+
+
+def _kept(source: Source, seen: list[Source]) -> Source:
+    seen.append(source)
+    return source
+
+
+@pytest.mark.parametrize("given, places", [((), ["sft/echo-1", "sft/echo-2"]), (("--out", "mine"), ["mine", "mine-1"])])
+def test_a_trained_model_is_kept_where_its_place_was_taken(
+    given: Sequence[str],
+    places: Sequence[str],
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The name is held from the start; should somebody fill the folder all the same, the model goes beside it."""
+    monkeypatch.chdir(tmp_path)
+    words = ("sft", f"{PARROT}:Echo", "--model", str(tiny), "--examples", "2", "--epochs", "1")
+
+    def rude(*args: Any, **settings: Any) -> Any:
+        assert Path(places[0]).is_dir() and not any(Path(places[0]).iterdir())
+        (tmp_path / places[0] / "file").write_text("theirs")
+        return tune(*args, **settings)
+
+    monkeypatch.setattr("quintain.sft.tune", rude)
+    report = run(capsys, *words, *given)
+    assert places[1] == report["path"]
+    assert "theirs" == (tmp_path / places[0] / "file").read_text()
+    assert load_model(tmp_path / places[1]).parameters == report["parameters"]
+    monkeypatch.undo()
+
+
+def test_two_at_once_have_two_names(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two commands begins while the first trains."""
+    monkeypatch.chdir(tmp_path)
+    words = ("sft", f"{PARROT}:Echo", "--model", str(tiny), "--examples", "2", "--epochs", "1")
+    inner: list[dict[str, Any]] = []
+
+    def nested(*args: Any, **settings: Any) -> Any:
+        if not inner:
+            inner.append({})
+            inner[0] = run(capsys, *words)
+        return tune(*args, **settings)
+
+    monkeypatch.setattr("quintain.sft.tune", nested)
+    assert ("sft/echo-1", "sft/echo-2") == (run(capsys, *words)["path"], inner[0]["path"])
+    assert all((tmp_path / "sft" / name / "quintain.json").is_file() for name in ("echo-1", "echo-2"))
+
+
 def test_ctrl_c_saves(tmp_path: Path) -> None:
     """One is heard after the update that runs; the model so far is whole."""
     model, out = save_tiny(tmp_path / "m"), tmp_path / "out"
@@ -415,6 +477,13 @@ def test_ctrl_c_saves(tmp_path: Path) -> None:
         ([f"{PARROT}:Talk"], "has no demonstrations to imitate"),
         (["talk.jsonl", "--out", "taken"], "is there already"),
         (["talk.jsonl", "--set", "run.steps=1"], "only keys of learner and model"),
+        (["talk.jsonl", "--set", "model.name=x"], "say --model"),
+        (["talk.jsonl", "--set", "model.dtype=bfloat16"], "learner.precision=bf16"),
+        (["talk.jsonl", "--set", "model.start.enabled=true"], "`quintain start`"),
+        (["talk.jsonl", "--set", "model.start.args.max_steps=3"], "`quintain start`"),
+        (["talk.jsonl", "--set", "model.lroa.r=3"], "did you mean 'lora'"),
+        (["talk.jsonl", "--service", f"book={PARROT}:Book"], "--service fills a slot of an environment"),
+        ([f"{PARROT}:Told"], "--service book=NAME"),
         (["talk.jsonl", "--arg", "word=x"], "--arg sets a field of an environment"),
         (["talk.jsonl", "--think", "0.5"], "no example of 'talk.jsonl' has one"),
         (["talk.jsonl", "--lr", "0"], "learner.lr"),

@@ -20,13 +20,14 @@ from quintain.environment import Demonstration, Environment
 from quintain.errors import UsageError
 from quintain.model.codec import HFCodec
 from quintain.model.load import load_model
+from quintain.nursery import grown
 from quintain.recipe import Recipe
 from quintain.report.screen import Screen
 from quintain.reward import reward
 from quintain.rollout import Rollout
 from quintain.seedling import CONTEXT, TAGS, build_model, build_tokenizer
 from quintain.stage import cast_table
-from quintain.starter import encoded, examples, grow, grown
+from quintain.starter import encoded, examples, grow
 from quintain.task import Message, Task, ToolCall
 from quintain.tools import as_tool
 from quintain.transcript import TrainingSequence

@@ -315,7 +315,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot write"):
+    with pytest.raises(StorageError, match="cannot make the run folder"):
         RunFolder.create(tmp_path / "file" / "run", RECIPE)
     with pytest.raises(StorageError, match="cannot write"):
         write_atomically(tmp_path / "file" / "x", b"")

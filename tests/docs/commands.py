@@ -18,8 +18,10 @@ WHOLE_RUN = "tests/integration/test_run.py::test_summary_holds_what_programs_rea
 QUICKSTART = "tests/integration/test_quickstart.py::test_the_quickstart_ends_with_a_better_model"
 INSTALLED = "tests/core/test_plugins_extension.py::test_list_shows_its_components_and_the_clash"
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
+COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
 SERVER = "tests/core/test_evaluate.py::test_eval_against_a_local_server"
+COMPARED = "tests/core/test_compare.py::test_a_comparison_from_end_to_end"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -27,8 +29,10 @@ ELSEWHERE = {
     "make train": QUICKSTART,
     "quintain train": QUICKSTART,
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
+    "quintain train coached.toml": COACHED,
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
+    "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""
@@ -50,14 +54,13 @@ def parse(command: str) -> None:
 def run(command: str) -> tuple[int, str]:
     """Run *command* in the working directory: its status, and all that it said.
 
-    `quintain` runs in this process, since every new one pays for torch again; `pytest` and `python` in their own.
+    `quintain` runs in this process, since every new one pays for torch again; `python` in its own.
     """
     tool, *words = shlex.split(command)
     if tool == "quintain":
         return _inside(words)
-    assert tool in ("pytest", "python"), f"{command!r} is neither run here nor in the table ELSEWHERE"
-    argv = [sys.executable, *(["-m", "pytest", "-p", "no:cacheprovider"] if tool == "pytest" else []), *words]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": "."})
+    assert tool == "python", f"{command!r} is neither run here nor in the table ELSEWHERE"
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout + done.stderr
 
 

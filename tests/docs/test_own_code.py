@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
+from quintain.recipe import Recipe
+from quintain.recipe_layers import bundled
 
 from ..core.models import save_tiny
 from .pages import page
@@ -23,12 +25,18 @@ SMALL = {
 }
 
 
-def test_the_readmes_environment_trains(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`--env reverse.py:Reverse` with the reward of the other file as shaping: two steps, and a summary."""
+@pytest.fixture
+def typed(desk: Path) -> Path:
+    """The working directory of a reader who has saved the files of the README; a small model lies beside them."""
     for block in page("README.md").blocks:
         if block.file:
             (desk / block.file).write_text(block.text)
     save_tiny(desk / "model", context=128)
+    return desk
+
+
+def test_the_readmes_environment_trains(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--env reverse.py:Reverse` with the reward of the other file as shaping: two steps, and a summary."""
     shaping = """environments.0.shaping=0.2 * use("closeness.py:in_place")"""
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     words = ["--model", "model", "--env", "reverse.py:Reverse", "--set", shaping, "--steps", "2", "--json"]
@@ -36,5 +44,19 @@ def test_the_readmes_environment_trains(desk: Path, capsys: pytest.CaptureFixtur
 
     summary = json.loads(capsys.readouterr().out)
     assert (0, 2, 16) == (status, summary["steps"], summary["samples"])
-    metrics = (desk / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
+    metrics = (typed / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
+    assert "reward.part.in_place.mean" in json.loads(metrics[-1])
+
+
+def test_the_readmes_recipe_trains(typed: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`coached.toml` with a small batch: two steps as it says, with what it leaves out as in the quickstart."""
+    sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
+    status = main(["train", "coached.toml", "--model", "model", "--steps", "2", "--json", *sets])
+
+    summary = json.loads(capsys.readouterr().out)
+    assert (0, 2, 16) == (status, summary["steps"], summary["samples"])
+    recipe = Recipe.load(typed / "runs" / "reverse-1" / "recipe.toml")
+    quickstart = Recipe.parse(bundled("quickstart"))
+    assert (recipe.learner.lr, recipe.sampling.temperature) == (quickstart.learner.lr, 0.5)
+    metrics = (typed / "runs" / "reverse-1" / "metrics.jsonl").read_text().splitlines()
     assert "reward.part.in_place.mean" in json.loads(metrics[-1])

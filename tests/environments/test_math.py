@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -326,6 +327,28 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
         f.write(line)
     with pytest.raises(UsageError, match="rows.jsonl:4"):
         list(GSM8K(path=str(tmp_path / "rows.jsonl")).tasks("train"))
+
+
+def test_without_network_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub is asked once, and the library's own cache is looked through."""
+    config = pytest.importorskip("datasets.config", reason="needs quintain-env-math[hub]")
+
+    def refuse(address: Any, *args: Any, **more: Any) -> None:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for name in ("https_proxy", "all_proxy", "HTTPS_PROXY", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError) as raised:
+        list(GSM8K().tasks("test"))
+    assert str(raised.value) == (
+        "gsm8k: openai/gsm8k is not in the cache of `datasets`, and the hub does not give it (huggingface.co cannot be "
+        "reached: Name or service not known). Fix: name a copy on disk, a folder with train.jsonl and test.jsonl or "
+        'one file of JSON lines {"question": ..., "answer": "... #### number"}, as `path`: --arg path=FOLDER, or in a '
+        'recipe args = { path = "FOLDER" }'
+    )
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -30,3 +30,12 @@ class Flat(Babble):
 
     def tasks(self, split: str) -> Iterable[Task]:
         return (Task(prompt=f"{split} {i}", answer="a") for i in range(self.size))
+
+
+class Frail(Babble):
+    """Every fourth task fails, for no fault of the policy."""
+
+    async def rollout(self, task: Task, session: Any) -> Any:
+        if int(task.prompt.rpartition(" ")[2]) % 4 == 3:
+            raise ValueError("out of order")
+        return await super().rollout(task, session)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quintain import probing
 from quintain.conduct import check, conduct
 from quintain.errors import NoTasksError, UsageError
 from quintain.recipe import Recipe
@@ -46,6 +47,7 @@ class Watching(Screen):
         super().__init__(quiet=True)
         self.phases: list[str] = []
         self.notes: list[str] = []
+        self.warnings: list[str] = []
         self.ended = [0]  # how many rollouts there were when each step ended
         self._pieces, self._moment, self._do = 0, at, do
 
@@ -54,6 +56,9 @@ class Watching(Screen):
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
 
     def advance(self, piece: object = None) -> None:
         self._pieces += 1
@@ -216,6 +221,87 @@ def test_probing_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) 
     assert tried <= kept
     assert any(f"{len(kept)} of 12 tasks" in note for note in second.notes)
     assert 12 * 4 + 3 * 4 * 3 == summary["samples"]
+
+
+def test_probing_is_paid_for_in_the_record_of_step_0(model: Path, tmp_path: Path) -> None:
+    """Its samples, tokens and seconds; the records add up to the summary, and the budget counts it from the start."""
+    told = recipe(model, {"probe": 4}, run__steps=3, stop__samples=12 * 4 + 13, evaluation__test__tasks=0)
+    summary = run(tmp_path / "run", told)
+    start, *steps = RunFolder(tmp_path / "run", lock=False).metrics()
+
+    assert 12 * 4 == start["samples"] and start["tokens"] > 12 * 4
+    assert start["seconds.probe"] == summary["seconds"]["probe"] > 0
+    assert "held_out.accuracy" in start
+    assert [12, 12] == [step["samples"] for step in steps]  # the second step passes the budget
+    for what in ("samples", "tokens"):
+        assert summary[what] == start[what] + sum(step[what] for step in steps)
+
+
+def test_probing_spends_the_seconds_of_training(model: Path, tmp_path: Path) -> None:
+    """A budget that probing has used up leaves none for a step."""
+    told = recipe(model, {"probe": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
+
+    assert 0 == run(tmp_path / "run", told)["steps"]
+
+
+def test_probing_goes_on_chunk_by_chunk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was answered is kept, also what it cost and how much of it failed."""
+    monkeypatch.setattr(probing, "CHUNK", 5)
+    environments = [{"use": f"{HERE}/babble.py:Frail"}]
+    settings: dict[str, Any] = {"environments": environments, "run__steps": 3, "evaluation__test__tasks": 0}
+    told = recipe(model, {"probe": 4, "keep": [0.0, 1.0]}, checkpoint__every=0, batch__retries=0, **settings)
+    place, second = tmp_path / "killed", Watching()
+    with pytest.raises(Killed):
+        run(place, told, Watching(8 + 5 * 4 + 7, kill))
+    kept = json.loads((place / "probe.json").read_text())
+    assert ([5], 20) == ([len(rates) for rates in kept["rates"]], kept["rollouts"]) and kept["seconds"] > 0
+    summary = run(place, None, second)
+    calm = run(tmp_path / "calm", told)
+
+    assert any("probing 7 tasks" in phase for phase in second.phases)
+    assert metrics(tmp_path / "calm") == metrics(place)
+    whole = json.loads((place / "probe.json").read_text())
+    assert whole["seconds"] == summary["seconds"]["probe"] > kept["seconds"]
+    assert whole["seconds"] == RunFolder(place, lock=False).metrics()[0]["seconds.probe"]
+    failed = sum(whole["failures"].values())
+    assert failed == 4 * sum(rate is None for rate in whole["rates"][0].values()) > 0
+    assert calm["failures"] == summary["failures"] and sum(summary["failures"].values()) > failed
+    assert any("episodes failed" in line and "out of order" in line for line in second.warnings)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"rates": [{}]}', '{"samples": 2, "rates": 3}'])
+def test_a_damaged_record_of_probing_is_not_believed(model: Path, tmp_path: Path, text: str) -> None:
+    """Tasks are probed anew, and it is said."""
+    told = recipe(model, {"probe": 2, "keep": [0.0, 1.0]}, run__steps=1, evaluation__every=0, evaluation__test__tasks=0)
+    screen = Watching()
+    RunFolder.create(tmp_path / "run", told.to_toml()).close()
+    (tmp_path / "run" / "probe.json").write_text(text)
+    run(tmp_path / "run", None, screen)
+
+    assert any("probe.json" in line for line in screen.warnings)
+    assert 8 == json.loads((tmp_path / "run" / "probe.json").read_text())["rollouts"]
+
+
+@pytest.mark.parametrize("limit, steps", [({"samples": 25}, 3), ({"tokens": 150}, None), ({"seconds": 1e-6}, 1)])
+def test_a_run_that_stops_early_is_measured_at_its_end(
+    model: Path, tmp_path: Path, limit: dict[str, float], steps: int | None
+) -> None:
+    """As one that comes to the end of its steps is."""
+    told = recipe(model, {}, stop=limit, evaluation__every=100, evaluation__test__tasks=0)
+    summary = run(tmp_path / "run", told)
+    records = metrics(tmp_path / "run")
+
+    assert summary["steps"] == len(records) - 1 == (steps or len(records) - 1) < STEPS
+    assert [0, summary["steps"]] == [r["step"] for r in records if "held_out.accuracy" in r]
+
+
+def test_a_run_that_has_learned_enough_stops(model: Path, tmp_path: Path) -> None:
+    """After the measurement that says so."""
+    told = recipe(model, {}, stop__accuracy=0.01, evaluation__temperature=1.0, learner__lr=1e-9)
+    summary = run(tmp_path / "run", told)
+    found = [r["held_out.accuracy"] for r in metrics(tmp_path / "run") if "held_out.accuracy" in r]
+
+    assert summary["steps"] in (0, 2, 4) and found[-1] >= 0.01 and not any(found[:-1])
 
 
 def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: Path) -> None:

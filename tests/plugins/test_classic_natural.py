@@ -131,7 +131,7 @@ def inside(module: Any, look: Callable[[Problem], Any]) -> Any:
 @pytest.fixture(autouse=True)
 def _unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces made here leave no trace."""
-    from quintain import algorithm
+    from quintain import piece as algorithm
 
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
 
@@ -267,15 +267,13 @@ def test_conjugate_gradients() -> None:
 
 
 def test_refusals_name_the_reason() -> None:
-    for row, reason in (
-        (TRPO.but(epochs=2), "2 updates per batch"),
-        (TRPO.but(prune=1e-3), "prunes it"),
-        (TRPO.but(update={"shrink": 1.5}), "shrink below 1"),
-    ):
-        module = model(0)
-        with pytest.raises(UsageError, match=reason):
-            stepped(module, row)
-        assert np.array_equal(flat(module), flat(model(0)))
+    for changes, reason in (({"epochs": 2}, "2 updates per batch"), ({"prune": 1e-3}, "prunes it")):
+        with pytest.raises(UsageError, match=reason):  # when the row is made, not at its first update
+            TRPO.but(**changes)
+    module = model(0)
+    with pytest.raises(UsageError, match="shrink below 1"):
+        stepped(module, TRPO.but(update={"shrink": 1.5}))
+    assert np.array_equal(flat(module), flat(model(0)))
 
 
 def test_large_models_are_refused() -> None:

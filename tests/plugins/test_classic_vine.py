@@ -20,6 +20,7 @@ from quintain.learning.advantages import Step
 from quintain.rollout import Ending, EndingKind, Rollout, Score
 from quintain.task import Task
 from quintain.testing import ScriptedEngine
+from quintain_classic.rows import VINEPPO
 from quintain_classic.vine import Answer, Continued, vine
 
 from ..core import batches
@@ -260,10 +261,15 @@ def test_refusals_name_the_reason() -> None:
     for step, options, reason in (
         (step_of((0, 1, 1), turns=(1, 2)), {}, "several turns"),
         (Step(batch=Batch(samples=(forced,)), rewards=(0.0,)), {}, "did not sample"),
-        (Step(batch=plain.batch, rewards=plain.rewards, penalty=torch.zeros(3)), {}, 'kl.where = "loss"'),
-        (Step(batch=plain.batch, rewards=(-0.5,)), {}, "overlong = 0"),
         (plain, {"rollouts": 0}, "expected numbers from 1"),
         (plain, {"by": "words"}, "'words'"),
     ):
         with pytest.raises(UsageError, match=reason):
             assessed(step, exact, **options)  # type: ignore[arg-type]
+    for changes, reason in (
+        ({"kl": {"where": "reward", "estimator": "k1"}}, 'kl.where = "loss"'),
+        ({"overlong": 0.2}, "overlong = 0"),
+        ({"plan": {"interrupt": {"low": 2, "high": 3}}}, "forced interruption"),
+    ):
+        with pytest.raises(UsageError, match=reason):  # when the row is made, not at a batch that has such an answer
+            VINEPPO.but(**changes)

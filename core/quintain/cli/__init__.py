@@ -17,7 +17,7 @@ COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
     "compare": ("quintain.cli.compare:compare", "Run several recipes on equal tasks, seeds and budgets."),
-    "start": ("quintain.cli.start:start", "Grow the small default model on an environment's demonstrations."),
+    "start": ("quintain.cli.start:start", "Grow the small default model alone; `train` is quick then."),
     "sft": ("quintain.cli.sft:sft", "Train a model on demonstrations, rollouts or conversations."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .counts import Count
+
 if TYPE_CHECKING:
     from ..engine import Sampling
     from ..engines.embedded import EmbeddedEngine
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.option("--temperature", "-t", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="New tokens per answer.")
+@click.option("--max-tokens", type=Count(1), default=512, show_default=True, help="New tokens per answer.")
 @click.option("--system", metavar="TEXT", help="System message; by default that of the run's environment.")
 @click.option("--once", metavar="TEXT", help="Say this, print the answer and leave.")
 @click.option("--folder", default="runs", show_default=True, help="Where run folders are.")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
+from .counts import Count
 
 if TYPE_CHECKING:
-    from ..compare import Comparison
     from ..recipe import Recipe
 
 EPILOG = """
@@ -22,6 +22,15 @@ Examples:
   quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40
   quintain compare ours.toml theirs.toml --seeds 0 1 2 --budget tokens=500000
 """
+
+_TABLE = "a comparison gives its runs names, seeds and folders itself; say --seeds and --folder"
+PLACED = {
+    ("run",): _TABLE,
+    ("run", "seed"): "a comparison has several seeds; say --seeds 0 1 2",
+    ("run", "folder"): "the runs of a comparison are in its own folder; say --folder",
+    ("run", "name"): "the runs of a comparison are named by recipe and seed; name the recipe's file otherwise",
+}
+"""Keys that the command sets, and what to say in their place."""
 
 
 class Lists(click.Command):
@@ -57,8 +66,8 @@ def repeated(args: Sequence[str]) -> list[str]:
 @click.command(cls=Lists, epilog=EPILOG)
 @click.argument("recipes", nargs=-1, type=click.Path(dir_okay=False))
 @click.option("--algorithms", multiple=True, metavar="NAME...", help="Compare these rows, all else as in one RECIPE.")
-@click.option("--seeds", multiple=True, type=click.IntRange(0), metavar="N...", help="Of the runs.  [default: 0 1 2]")
-@click.option("--steps", type=click.IntRange(1), help="Optimizer steps of each run at most.")
+@click.option("--seeds", multiple=True, type=Count(0), metavar="N...", help="Of the runs.  [default: 0 1 2]")
+@click.option("--steps", type=Count(1), help="Optimizer steps of each run at most.")
 @click.option("--budget", metavar="KIND=N", help="End each run after so many tokens, samples, seconds or steps.")
 @click.option(
     "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of every recipe (repeatable)."
@@ -81,10 +90,12 @@ def compare(
 
     Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command goes on.
     """
-    from ..compare import Budget, check, compared, run, save, standings
+    from ..compare import Budget, check, compared, run
     from ..report.compared import draw, show
     from ..report.screen import for_terminal
     from ..run import Interrupted
+    from ..standings import failed, save, standings
+    from .train import sigterm_as_ctrl_c
 
     found = _recipes(recipes, algorithms, overrides)
     comparison = compared(
@@ -100,9 +111,13 @@ def compare(
         save(comparison, standings(comparison, failures))
 
     try:
-        failures = run(comparison, lambda: for_terminal(quiet=quiet or as_json), record)
+        with sigterm_as_ctrl_c():
+            screens = lambda: for_terminal(quiet=quiet or as_json)  # noqa: E731
+            failures = run(comparison, screens, record, failed=failed(comparison))
     except (Interrupted, KeyboardInterrupt) as e:
-        _stopped(comparison, e)
+        message = f"{str(e) or 'stopped'}; the same command goes on in {comparison.folder}"
+        click.echo(message, err=True)
+        raise click.Abort(message) from e
     result = standings(comparison, failures)
     told = save(comparison, result)
     plot = draw(comparison.folder, result)
@@ -113,21 +128,13 @@ def compare(
     return 1 if failures else None
 
 
-def _stopped(comparison: Comparison, reason: BaseException) -> None:
-    from ..compare import save, standings
-
-    save(comparison, standings(comparison))
-    message = f"{str(reason) or 'stopped'}; the same command goes on in {comparison.folder}"
-    click.echo(message, err=True)
-    raise click.Abort(message) from reason
-
-
 def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, Recipe]]:
     """Names and recipes: the files, or one file (the quickstart by default) with each of *algorithms*.
 
     Raises:
-        UsageError: nothing to compare, or several recipes with --algorithms.
+        UsageError: nothing to compare, several recipes with --algorithms, or a key that the command sets itself.
     """
+    _check_overrides(overrides)
     if not algorithms:
         if not paths:
             raise UsageError("nothing to compare: give recipes, or --algorithms such as dr_grpo rloo")
@@ -145,6 +152,14 @@ def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequenc
         (name.rpartition("/")[2], _recipe(path, [f"algorithm.use={json.dumps(name)}", *overrides]))
         for name in algorithms
     ]
+
+
+def _check_overrides(overrides: Sequence[str]) -> None:
+    from ..recipe import override
+
+    for pair in overrides:
+        if fix := PLACED.get(override(pair)[0]):
+            raise UsageError(f"--set {pair!r}: {fix}")
 
 
 def _recipe(path: str | None, overrides: Sequence[str]) -> Any:

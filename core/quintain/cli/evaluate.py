@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,6 +18,7 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
+from .counts import Count
 
 if TYPE_CHECKING:
     from ..engine import Engine, Sampling
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
-FILL = "say what fills it with --service {slot}=NAME"
+PAUSE = 10.0  # seconds between lines of progress
 
 
 @click.command("eval")
@@ -41,14 +43,14 @@ FILL = "say what fills it with --service {slot}=NAME"
 )
 @click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the name that the server knows.")
 @click.option("--split", "-s", default="test", show_default=True, help="train, dev or test.")
-@click.option("--tasks", "-n", type=click.IntRange(1), help="The first N tasks; by default all of a finite split.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Rollouts per task.")
+@click.option("--tasks", "-n", type=Count(1), help="The first N tasks; by default all of a finite split.")
+@click.option("--samples", type=Count(1), default=1, show_default=True, help="Rollouts per task.")
 @click.option(
     "--k", "ks", default="", metavar="K,K,...", help="The k of pass@k and cons@k; by default the powers of two."
 )
 @click.option("--temperature", "-t", type=float, help="By default 0 (greedy) for one sample and 1 for several.")
-@click.option("--max-tokens", type=click.IntRange(1), default=1024, show_default=True, help="New tokens per turn.")
-@click.option("--concurrency", type=click.IntRange(1), help="Episodes at once; by default what the engine says.")
+@click.option("--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn.")
+@click.option("--concurrency", type=Count(1), help="Episodes at once; by default what the engine says.")
 @click.option(
     "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
 )
@@ -67,10 +69,10 @@ FILL = "say what fills it with --service {slot}=NAME"
 )
 @click.option("--reward", metavar="EXPR", help='The verdict instead of its own, such as "math_equal * format_tags".')
 @click.option("--system", metavar="TEXT", help="The system message instead of its own (or the run's).")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--seed", type=Count(0), default=0, show_default=True)
 @click.option(
     "--retries",
-    type=click.IntRange(0),
+    type=Count(0),
     default=1,
     show_default=True,
     help="For episodes that fail, not for wrong answers.",
@@ -119,19 +121,22 @@ def evaluate(
     quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
     quintain eval ./mine.py:Mine --controls
     """
+    from ..hub import check_folder
     from ..stage import cast
     from ..store import model_named
 
     if controls:
         _alone("--controls", "engine", "model", "engine_args", "out")
     _check_out(out)
+    if model and not _serves(engine):
+        check_folder(model)  # before torch is imported
     if model and not _serves(engine) and _takes_model(engine):
         # A run's model is asked as it was trained, unless told otherwise.
         model, trained_with = model_named(model)
         system = trained_with or None if system is None else system
     casting = cast(environment, {}, reward=reward, system=system)
     casting = replace(casting, args=_fields(args, casting.component, "--arg"))
-    chosen = _services(services, service_args)
+    chosen = services_of(services, service_args)
     settings: dict[str, Any] = {
         "split": split,
         "samples": samples,
@@ -163,9 +168,9 @@ async def _evaluated(
 ) -> Evaluation:
     from ..evaluate import evaluate as measure
     from ..evaluate import tasks_of
-    from ..services import opened
+    from ..services import BY_OPTION, opened
 
-    async with opened(choices, casting.slots, {}, fix=FILL) as services:
+    async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
         environment = casting.make(services)
         chosen = tasks_of(environment, settings["split"], tasks, name=casting.name)
         engine = made or _control(environment, control)
@@ -180,9 +185,9 @@ async def _controls(
     casting: Casting, choices: Mapping[str, Choice], settings: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
     from ..evaluate import check_controls
-    from ..services import opened
+    from ..services import BY_OPTION, opened
 
-    async with opened(choices, casting.slots, {}, fix=FILL) as services:
+    async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
         return await check_controls(casting.make(services), services=services, **settings)
 
 
@@ -195,7 +200,7 @@ def _alone(option: str, *others: str) -> None:
         raise click.UsageError(f"{option} runs the environment's own controls; leave out {', '.join(given)}")
 
 
-def _services(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
+def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     """What ``--service`` and ``--service-arg`` say of each slot; without the first it is the service of that name."""
     from ..plugins.registry import current
     from ..recipe import Component, override
@@ -298,10 +303,11 @@ def _control(environment: Environment[Any, Any], name: str) -> Engine:
 
 
 class Bar(AbstractContextManager["Bar"]):
-    """Progress on standard error: a bar on a terminal, else a line per tenth of the work."""
+    """Progress on standard error: a bar on a terminal, else at most a line per tenth of the work and ten seconds."""
 
     def __init__(self, total: int, title: str) -> None:
         self._total, self._title, self._done = total, title, 0
+        self._tenths, self._said = 0, time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
@@ -324,7 +330,8 @@ class Bar(AbstractContextManager["Bar"]):
         self._done += 1
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
-        elif self._done * 10 // self._total > (self._done - 1) * 10 // self._total:
+        elif self._done * 10 // self._total > self._tenths and time.monotonic() - self._said >= PAUSE:
+            self._tenths, self._said = self._done * 10 // self._total, time.monotonic()
             click.echo(f"{self._title}: {self._done} of {self._total}", err=True)
 
 

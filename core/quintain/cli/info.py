@@ -12,6 +12,7 @@ import click
 
 from ..errors import PluginError, UnknownNameError, UsageError
 from ..plugins.discovery import Component, kind_of
+from ..plugins.local import meant
 from ..plugins.registry import Registry, current
 from .listing import Line, line_of
 
@@ -175,9 +176,13 @@ def matching(name: str, registry: Registry) -> list[Component]:
         return [registry.find("environment", name)]
     if kind and ":" in rest:
         return [registry.find(kind, rest)]
+    if name.endswith(".py"):
+        return [registry.find("environment", name)]  # which says what is in it
     found = registry.matching(rest if kind else name, kind)
     found = found or [c for c in registry.components(kind) if c.piece and c.name.partition(".")[2] == (rest or name)]
     if not found:
+        if (error := meant(kind or "environment", rest or name)) is not None:
+            raise error
         known = (c.name for c in registry.components(kind))
         raise UnknownNameError.of(kind or "component", rest or name, known, "`quintain list --all` shows all")
     return found
@@ -278,10 +283,11 @@ def print_details(details: Details) -> None:
     from rich.console import Console
     from rich.text import Text
 
+    from ..plugins.binding import without_parameters
+
     console, line = Console(), details.line
-    console.print(
-        Text.assemble((line.name, "bold cyan"), f"  {line.kind} of {line.distribution} {line.version} ({line.origin})")
-    )
+    owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
+    console.print(Text.assemble((line.name, "bold cyan"), f"  {line.kind}{owner} ({line.origin})"))
     published = details.more.get("published", {})
     for label, text in (
         ("", line.summary),
@@ -299,8 +305,10 @@ def print_details(details: Details) -> None:
         console.print(Text(f"error: {line.error}", style="red"))
     if details.fields or details.needs:
         console.print(_table(details))
-    if details.doc and details.row is None and not line.error:
-        console.print(Text("\n" + details.doc, style="dim"))
+    shown = [*(f["name"] for f in details.fields), *(n["parameter"] for n in details.needs)]
+    doc = without_parameters(details.doc, shown)  # the table has them
+    if doc and details.row is None and not line.error:
+        console.print(Text("\n" + doc, style="dim"))
     if details.recipe and not line.error:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
 

@@ -12,6 +12,7 @@ import click
 @click.option("--folder", default="runs", show_default=True, help="Where the run folders are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run on a line.")
 def runs(folder: str, as_json: bool) -> None:
+    from ..report.screen import program
     from ..store import list_runs
 
     found = list_runs(folder)
@@ -20,7 +21,7 @@ def runs(folder: str, as_json: bool) -> None:
             click.echo(json.dumps(asdict(run), default=str))
         return
     if not found:
-        click.echo(f"no runs in {folder!r}; start one with: quintain train")
+        click.echo(f"no runs in {folder!r}; start one with: {program()} train")
         return
     from rich.console import Console
     from rich.table import Table

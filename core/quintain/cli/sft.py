@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import UsageError
+from .counts import Count
 
 if TYPE_CHECKING:
     from ..model.load import LoadedModel
@@ -35,6 +36,12 @@ Then: quintain train --model FOLDER --env ENVIRONMENT, or quintain eval ENVIRONM
 
 FRESH_LR, PRETRAINED_LR = 1e-3, 1e-5
 KEYS = ("learner", "model")
+REFUSED = {
+    "name": "say --model",
+    "dtype": "weights train in float32; learner.precision=bf16 computes in less",
+    "start": "this is a supervised start itself; `quintain start` grows the default model",
+}
+"""Keys of [model] that have no use here, and what to do instead."""
 NOTES = 20
 """Lines of progress at most, besides the bar."""
 
@@ -49,12 +56,12 @@ NOTES = 20
     help='Folder, run, Hugging Face id, or "default": the small model that Quintain brings, untrained.',
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="Folder to write.  [default: sft/SOURCE-N]")
-@click.option("--epochs", type=click.IntRange(1), default=3, show_default=True, help="Passes over the examples.")
+@click.option("--epochs", type=Count(1), default=3, show_default=True, help="Passes over the examples.")
 @click.option("--lr", type=float, help="Highest learning rate.  [default: 1e-5; 1e-3 for the default model]")
-@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Examples an update.")
+@click.option("--batch", type=Count(1), default=32, show_default=True, help="Examples an update.")
 @click.option(
     "--examples",
-    type=click.IntRange(1),
+    type=Count(1),
     default=10_000,
     show_default=True,
     help="So many at most, the first ones; of a run its last steps'.",
@@ -70,9 +77,19 @@ NOTES = 20
     metavar="SHARE",
     help="Mix: this share is asked with /think and keeps its thought, the rest with /no_think and an empty one.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of order, mix and fresh weights.")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Of order, mix and fresh weights.")
 @click.option(
     "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
+)
+@click.option(
+    "--service", "services", multiple=True, metavar="SLOT=NAME", help="What fills a service slot (repeatable)."
+)
+@click.option(
+    "--service-arg",
+    "service_args",
+    multiple=True,
+    metavar="SLOT.KEY=VALUE",
+    help="A setting of the service in a slot (repeatable).",
 )
 @click.option(
     "--set",
@@ -80,7 +97,7 @@ NOTES = 20
     "overrides",
     multiple=True,
     metavar="A.B=VALUE",
-    help="A key of a recipe's [learner] or [model], such as learner.precision=bf16 or model.lora.r=8 (repeatable).",
+    help="A key of a recipe's [learner], model.lora or model.device, such as learner.precision=bf16 (repeatable).",
 )
 @click.option("--folder", default="runs", show_default=True, help="Where run folders are.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
@@ -99,6 +116,8 @@ def sft(
     think: float | None,
     seed: int,
     args: Sequence[str],
+    services: Sequence[str],
+    service_args: Sequence[str],
     overrides: Sequence[str],
     folder: str,
     quiet: bool,
@@ -116,16 +135,22 @@ def sft(
     from ..report.screen import for_terminal
     from ..sft import save, tune
     from ..sft_sources import Wanted, source_of
+    from .evaluate import services_of
 
     lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
     recipe = _recipe(source, model, folder, lr, seed, args, overrides)
-    out = _free(out, source)
+    chosen = services_of(services, service_args)
     wanted = Wanted(min_reward=min_reward, truncated=truncated, count=examples)
-    with for_terminal(quiet=quiet or as_json) as screen, _asked_to_stop(screen) as stop:
+    with (
+        _reserved(out, source) as place,
+        for_terminal(quiet=quiet or as_json) as screen,
+        _asked_to_stop(screen) as stop,
+    ):
         screen.phase(f"reading {source}")
-        found = source_of(recipe.environments[0], wanted, folder=folder)
-        if args and found.kind != "demonstrations":
-            raise UsageError(f"--arg sets a field of an environment; {source!r} is read as {found.kind}")
+        found = source_of(recipe.environments[0], wanted, folder=folder, services=chosen)
+        if (args or chosen) and found.kind != "demonstrations":
+            option = "--arg sets a field" if args else "--service fills a slot"
+            raise UsageError(f"{option} of an environment; {source!r} is read as {found.kind}")
         _announce(screen, found, examples)
         loaded = _model(recipe, model, seed, screen)
         learner, report = tune(
@@ -142,9 +167,12 @@ def sft(
             stop=stop,
         )
         if report.updates:
-            screen.phase(f"saving {out}")
-            save(out, learner, loaded, report)
-    _end(report, out, as_json)
+            screen.phase(f"saving {place}")
+            saved = save(place, learner, loaded, report)
+            if saved != place:
+                screen.warn(f"{place} was filled by somebody else meanwhile; the model is in {saved}")
+            place = saved
+    _end(report, place, as_json)
 
 
 def _recipe(
@@ -157,6 +185,8 @@ def _recipe(
         key = override(pair)[0]
         if key[0] not in KEYS or len(key) < 2:
             raise UsageError(f"--set {pair!r}: here only keys of learner and model can be set, as in learner.betas")
+        if key[0] == "model" and key[1] in REFUSED:
+            raise UsageError(f"--set {pair!r}: {REFUSED[key[1]]}")
     path = model if model == "default" else model_named(model, folder)[0]
     given = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
     given += [f"model.name={json.dumps(path)}", f"learner.lr={float(lr)!r}"]
@@ -176,24 +206,37 @@ def _options(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
     return options
 
 
-def _free(out: Path | None, source: str) -> Path:
-    """A folder to write that is not there yet.
+@contextmanager
+def _reserved(out: Path | None, source: str) -> Iterator[Path]:
+    """An empty folder for the model, made now, so that nobody else takes its name; it goes where it stays empty.
 
     Raises:
-        UsageError: it is, with something in it.
+        UsageError: there is something at *out*.
+        StorageError: it cannot be made.
     """
-    from ..store import free_name
+    from ..sft import filled, new_folder
+    from ..store import storing
 
-    if out is None:
-        name = source.partition(":")[2] or source.rstrip("/")
-        return Path("sft") / free_name("sft", Path(name).stem.lower() or "model")
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+    if out is not None and filled(out):
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
-    return out
+    name = source.partition(":")[2] or source.rstrip("/")
+    place = (Path("sft") if out is None else out).absolute()
+    made = [path for path in (place, *place.parents) if not path.exists()]
+    with storing(place):
+        place.mkdir(parents=True, exist_ok=True)
+        if out is None:
+            out = new_folder(Path("sft"), Path(name).stem.lower() or "model")
+            made.insert(0, out)
+    try:
+        yield out if out.name not in ("", "..") else out.resolve()
+    finally:
+        for path in made:
+            with suppress(OSError):  # it is filled, or gone
+                path.rmdir()
 
 
 def _announce(screen: Screen, source: Source, asked: int) -> None:
-    from ..sft import reasons
+    from ..sft_sources import reasons
 
     more = "; there may be more, see --examples" if len(source.examples) == asked else ""
     left = f"; left out: {reasons(source.left_out)}" if source.left_out else ""
@@ -266,7 +309,7 @@ def _end(report: Tuned, out: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**report.to_json(), "path": str(out)}))
         return
-    from ..sft import reasons
+    from ..sft_sources import reasons
 
     click.echo(f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.examples:,} examples")
     if report.thinking is not None:

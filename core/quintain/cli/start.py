@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import click
+
+from .counts import Count
 
 
 @click.command()
 @click.argument("environment")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of weights and order of examples.")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Of weights and order of examples.")
 @click.option(
     "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
 )
@@ -23,18 +26,21 @@ def start(
 ) -> None:
     """Grow the small default model on the worked examples of ENVIRONMENT until it is right at times, and cache it.
 
-    `quintain train` does this by itself; here it can be seen alone.
+    `quintain train` does this by itself where it has to; after this it need not, and begins at once. The model is kept
+    for this environment, its arguments, the seed and the settings of growing (by default those of the quickstart), and
+    `train` uses it where all of them are the same. Ctrl-C saves how far it came; the same command goes on from there.
     """
+    from ..nursery import grown
     from ..recipe import Recipe
-    from ..report.screen import for_terminal
+    from ..recipe_layers import bundled
+    from ..report.screen import for_terminal, program
     from ..stage import cast_table
-    from ..starter import grown
+    from .train import sigterm_as_ctrl_c
 
-    sets = [f"environments.0.use={json.dumps(environment)}", f"run.seed={seed}"]
-    sets += [f"environments.0.args.{pair}" for pair in args]
-    sets += [f"model.start.args.{pair}" for pair in start_args]
-    recipe = Recipe.parse("", sets, source="quintain start")
-    with for_terminal(quiet=quiet or as_json) as screen:
+    chosen = [f"environments.0.args.{pair}" for pair in args] + [f"model.start.args.{pair}" for pair in start_args]
+    sets = [f"environments=[{{use={json.dumps(environment)}}}]", f"run.seed={seed}", *chosen]
+    recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")  # what `quintain train` begins with
+    with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
         folder = grown([cast_table(table) for table in recipe.environments], recipe, screen)
     report = json.loads((folder / "grown.json").read_text(encoding="utf-8"))
     if as_json:
@@ -42,4 +48,6 @@ def start(
         return
     click.echo(f"{folder}: {report['parameters']:,} parameters")
     click.echo(f"{report['accuracy']:.1%} right on dev after {report['steps']} updates")
-    click.echo(f"next: quintain train --env {environment}, or: quintain chat {folder}")
+    words = ["train", "--env", environment, *(["--seed", str(seed)] if seed else [])]
+    words += [word for pair in chosen for word in ("--set", pair)]
+    click.echo(f"next: {program()} {shlex.join(words)}, or: {program()} chat {folder}")

@@ -6,13 +6,13 @@ import json
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import NoTasksError, PluginError, UsageError
+from .counts import Count
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
@@ -24,7 +24,12 @@ Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
   quintain train --model Qwen/Qwen3-0.6B --env gsm8k
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.groups=16
+  quintain train --dry-run > recipe.toml            a recipe to start from, every default written out
   quintain train --resume arithmetic-1
+
+A recipe that begins with extends = "quickstart" (or "pretrained", or the path of another) says only what is to be
+different there; without that line, what it leaves out has the defaults of docs/recipes.md. The default model is grown
+first, for about a minute; `quintain start` does that alone, and it is kept.
 """
 
 
@@ -37,19 +42,27 @@ Examples:
 @click.option(
     "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the recipe (repeatable)."
 )
-@click.option("--seed", type=click.IntRange(0), help="Seed of everything that is drawn.")
-@click.option("--steps", type=click.IntRange(1), help="Optimizer steps.")
+@click.option("--seed", type=Count(0), help="Seed of everything that is drawn.")
+@click.option("--steps", type=Count(1), help="Optimizer steps.")
 @click.option("--name", help="Of the run; by default the environment's, numbered.")
 @click.option("--folder", help="Where run folders are.  [default: runs]")
 @click.option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
-@click.option("--dry-run", is_flag=True, help="Check everything and print the resolved recipe, but do not train.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Check names, keys and arguments and look for tasks, then print the resolved recipe; play and train nothing.",
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as_json: bool, **choices: Any) -> None:
     """Train a model by reinforcement learning, as RECIPE (a TOML file) says; without one, run the quickstart.
 
-    Ctrl-C saves and stops; --resume goes on from there, also after a crash.
+    Ctrl-C saves and stops, also while the default model grows; --resume goes on from there, also after a crash.
     """
+    if choices["model"] not in (None, "default"):
+        from ..hub import check_folder
+
+        check_folder(choices["model"])  # before torch is imported
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     if dry_run:
@@ -91,6 +104,7 @@ def _discard(folder: RunFolder) -> None:
 
 def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: tuple[str, ...], **keys: Any) -> Recipe:
     from ..recipe import Recipe
+    from ..recipe_layers import bundled
 
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
     if model is not None:
@@ -100,8 +114,7 @@ def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: 
     if path is not None:
         return Recipe.load(path, [*changes, *overrides])
     base = "quickstart" if model in (None, "default") else "pretrained"
-    text = (files("quintain") / "recipes" / f"{base}.toml").read_text(encoding="utf-8")
-    return Recipe.parse(text, [*changes, *overrides], source=f"{base}.toml")
+    return Recipe.parse(bundled(base), [*changes, *overrides], source=f"{base}.toml")
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
@@ -123,17 +136,17 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     from ..conduct import conduct
     from ..recipe import Recipe
     from ..report.curves import draw
-    from ..report.screen import for_terminal
+    from ..report.screen import for_terminal, program
     from ..run import Interrupted
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.path}")
         try:
-            with _sigterm_as_ctrl_c():
+            with sigterm_as_ctrl_c():
                 summary = conduct(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            message = f"{str(e) or 'stopped'}; go on with: quintain train --resume {folder.path}"
+            message = f"{str(e) or 'stopped'}; go on with: {program()} train --resume {folder.path}"
             screen.note(message)
             raise click.Abort(message) from e
     plot = draw(folder)
@@ -147,7 +160,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
+def sigterm_as_ctrl_c() -> Iterator[None]:
     """Before the run listens itself (while a model loads or grows), SIGTERM, too, ends with a word on how to go on."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

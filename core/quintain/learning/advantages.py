@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import advantage, per_group
+from ..algorithm import Row, advantage, per_group
 from ..engine import Greedy, TokenEngine
 from ..errors import UsageError
 from ..service import need
@@ -36,7 +36,7 @@ class Step:
         batch: the samples.
         rewards: total reward per sample, less the KL term where that is in the reward.
         penalty: coefficient times KL estimate of each token, where the KL is in the reward, else ``None``; [N]. Its sum
-            over a sample is what `rewards` lack of the sample's total.
+            over a sample, and the punishment of overlong ones, are what `rewards` lack of the sample's total.
         sample: which sample each trained token belongs to, in the order of the samples, [N].
         statistics: ``mu_logp``, ``prox_logp`` (where it was scored), ``ref_logp`` (where it is used) and what the piece
             reads, under prox, [N].
@@ -131,7 +131,15 @@ def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[floa
     return [reward - baseline for reward in step.rewards], after
 
 
-@advantage
+def _fits_no_reward(row: Row) -> None:
+    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.advantage!r} reads no reward, so a KL term or a length punishment in it "
+            "does nothing; set kl.where = 'loss' and overlong = 0"
+        )
+
+
+@advantage(fits=_fits_no_reward)
 def ones(step: Step) -> list[float]:
     """1: every sample is an example to follow (supervised learning on rollouts)."""
     return [1.0] * len(step.rewards)
@@ -156,7 +164,15 @@ async def greedy(
     return out
 
 
-@per_group
+def _fits_no_penalty(row: Row) -> None:
+    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.advantage!r} takes rewards that are not negative, and a KL term or a length "
+            "punishment in the reward makes them so; set kl.where = 'loss' and overlong = 0"
+        )
+
+
+@per_group(fits=_fits_no_penalty)
 def maxrl(
     rewards: Sequence[float], *, form: Literal["centred", "success"] = "centred", tolerance: float = TOLERANCE
 ) -> list[float]:
@@ -204,7 +220,8 @@ def reinforce_pp_baseline(
     """R - mean(group), then less the mean and over the spread of the batch, each sample weighing as many times as it
     has tokens (REINFORCE++-baseline, 2501.03262, section 3.2; ddof 0 as in OpenRLHF, verl takes 1).
 
-    The mean is over tokens, so the mean over samples is not 0 (OpenRLHF #924).
+    The mean is over tokens, so the mean over samples is not 0 (OpenRLHF #924), and a group of equal rewards moves where
+    other groups' right answers differ in length from their wrong ones.
     """
     centred = group_mean(step, tolerance=tolerance)
     return _scaled(step, centred, [s.tokens for s in step.batch.samples], over, epsilon, shift=True)
@@ -235,7 +252,7 @@ def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance:
     """
     tensors: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(step.batch.samples)
     for members in step.groups:
-        scored = [_turns(step.batch.samples[i], step.rewards[i]) for i in members]
+        scored = [_scored_turns(step.batch.samples[i], step.rewards[i]) for i in members]
         flat = [score for turns in scored for _, score in turns]
         values = iter(_normed(flat, epsilon, ddof, tolerance))
         for i, turns in zip(members, scored, strict=True):
@@ -282,6 +299,11 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
             part = slice(starts[i], starts[i + 1])
             out[part] = torch.where(total[: counts[i]] > 0, gain[part] - baseline[: counts[i]], 0.0)
     return out
+
+
+def _scored_turns(sample: Sample, reward: float) -> list[tuple[int, float]]:
+    """As `_turns`, but a sample whose turns were not scored is one turn."""
+    return _turns(sample, reward) if sample.turn_scores else [(sample.tokens, reward)]
 
 
 def returns(step: Step) -> Tensor:
@@ -339,7 +361,7 @@ def _scaled(
     step: Step, values: Sequence[float], weights: Sequence[int], over: Over, epsilon: float, *, shift: bool
 ) -> list[float]:
     """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the batch or in each
-    environment. Exactly 0 where they are.
+    environment. All 0 where all are.
     """
     if over not in ("batch", "environment"):
         raise UsageError(f"over is {over!r}; expected batch or environment")

@@ -70,6 +70,11 @@ class Sample:
         """Tokens that train."""
         return sum(sum(sequence.mask) for sequence in self.sequences)
 
+    @property
+    def longest_turn(self) -> int:
+        """Trained tokens of the longest turn; all where turns are not known."""
+        return max(self.turns, default=self.tokens)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
@@ -119,16 +124,16 @@ class Batch:
         return [[i for g in part for i in self.groups[g]] for part in parts]
 
 
-def overlong(batch: Batch, sample: Sample, share: float) -> float:
-    """Soft overlong punishment (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then linearly down to -1
-    at L = ``batch.max_tokens`` and beyond. Of several turns the longest counts.
+def overlong(length: int, longest: int | None, share: float) -> float:
+    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then
+    linearly down to -1 at L = *longest* and beyond.
 
     Raises:
         UsageError: no maximum is configured.
     """
     if not share:
         return 0.0
-    if not batch.max_tokens:
+    if not longest:
         raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
-    length, buffer = max(sample.turns, default=sample.tokens), share * batch.max_tokens
-    return -min(1.0, max(0.0, (length - (batch.max_tokens - buffer)) / buffer))
+    buffer = share * longest
+    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))

@@ -421,7 +421,8 @@ class Learner:
         reward; and that product per token. Less the punishment of overlong samples, where the row has one.
         """
         share = self._method.overlong
-        totals = [sample.total + overlong(columns.batch, sample, share) for sample in columns.batch.samples]
+        longest = columns.batch.max_tokens
+        totals = [s.total + overlong(s.longest_turn, longest, share) for s in columns.batch.samples]
         kl = self._method.kl
         if not (kl.active and kl.where == "reward"):
             return tuple(totals), None

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import KL, objective
+from ..algorithm import KL, Row, objective
 from ..errors import UsageError
 from .terms import Terms
 
@@ -49,7 +49,16 @@ def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: flo
     return _clipped(t.log_ratio(), t.advantage, low, high, dual)
 
 
-@objective(level="sequence", idle=True, check=_check_dual)
+def _fits_whole_samples(row: Row) -> None:
+    """A term that sums over its sample's tokens must not be weighed by their number once more."""
+    if row.aggregation.name in ("token", "constant", "prompt"):
+        raise UsageError(
+            f"algorithm {row.name!r}: a term of {row.objective!r} is a sum over the tokens of a sample already, and "
+            f"{row.aggregation!r} would weigh it by their number once more; set aggregation = 'sequence'"
+        )
+
+
+@objective(level="sequence", idle=True, check=_check_dual, fits=_fits_whole_samples)
 def sequence_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
     """`ppo_clip` of whole samples: the ratio is the product over the sample's tokens (as in TRL's RLOO). It is the
     exact importance ratio of the sample, and leaves any band the sooner the longer the sample is. Unclipped, with the
@@ -134,7 +143,7 @@ def dppo_top(t: Terms, *, delta: float = 0.15, cap: float = 20.0, top: int = 20)
     return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)
 
 
-@objective(level="sequence")
+@objective(level="sequence", fits=_fits_whole_samples)
 def mirror_descent(t: Terms, *, tau: float = 0.1) -> Tensor:
     """(A - tau d)^2 / (2 tau) per sample, d = log theta(y) - log anchor(y): the squared loss of Kimi k1.5 (2501.12599,
     equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
@@ -184,7 +193,8 @@ def _anchor_logp(t: Terms) -> Tensor:
 
 def _binary_kl(p_log: Tensor, q_log: Tensor) -> Tensor:
     """KL between two coins with the heads p and q, in nats."""
-    p_rest, q_rest = (torch.log1p(-x.exp().clamp(max=1 - 1e-12)) for x in (p_log, q_log))
+    # A probability that rounds to 1 leaves a rest of 1e-12, not of 0: 0 times infinity is no number.
+    p_rest, q_rest = ((-torch.expm1(x.clamp(max=-1e-12))).log() for x in (p_log, q_log))
     return p_log.exp() * (p_log - q_log) + p_rest.exp() * (p_rest - q_rest)
 
 

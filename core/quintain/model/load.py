@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
+from ..hub import check_folder, is_folder, quiet, unreachable
 from .codec import HFCodec
 from .layers import fuse_storage
 
@@ -73,7 +74,8 @@ def load_model(
     from transformers import AutoModelForCausalLM
 
     path = str(name_or_path)
-    if Path(path).exists() or path.startswith((".", "/", "~")):
+    if is_folder(path):
+        check_folder(path)
         path = str(Path(path).expanduser())
         _check_folder(Path(path))
     codec_parts = _load_tokenizer(path)
@@ -145,9 +147,6 @@ def without_dropout(module: nn.Module) -> None:
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        what = "is a file" if folder.exists() else "does not exist"
-        raise UsageError(f"model {str(folder)!r} {what}; expected a folder in Hugging Face format, or a hub name")
     if not (folder / "config.json").exists():
         raise UsageError(
             f"model folder {folder} has no config.json; "
@@ -173,7 +172,8 @@ def _load_tokenizer(path: str) -> Any:
 def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     """``kind.from_pretrained`` with the library's many ways to fail told as one error.
 
-    What is in the hub's cache is used as it is, so that a machine without network does not wait for it.
+    What is in the hub's cache is used as it is, so that a machine without network does not wait for it; what is not
+    is asked for only where the hub can be reached.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -181,7 +181,7 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     transformers_logging.disable_progress_bar()
     try:
         return _cached_or_fetched(kind, path, **options)
-    except MemoryError:
+    except (MemoryError, UsageError):
         raise
     except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
         reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -205,7 +205,13 @@ def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
     except OSError:
         if Path(path).exists():
             raise
-    return kind.from_pretrained(path, **options)
+    if reason := unreachable():
+        raise UsageError(
+            f"cannot load model {path!r}: there is no such folder, the hub's cache does not have it, and {reason}; run "
+            f"`hf download {path}` once where there is network, or name a folder in Hugging Face format"
+        )
+    with quiet():
+        return kind.from_pretrained(path, **options)
 
 
 def _generation_stops(module: Any) -> tuple[int, ...]:

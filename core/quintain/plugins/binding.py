@@ -13,12 +13,12 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..algorithm import KINDS, KL, Interrupt, Kind, Piece, Plan, Row, find
-from ..errors import BindingError, PluginError, QuintainError, did_you_mean
+from ..errors import BindingError, PluginError, QuintainError, did_you_mean, place_of, said_by
 from ..reward import Reward, RewardFunction
 from ..service import Need
 
@@ -82,6 +82,8 @@ def signature_of(component: Any) -> Signature:
     parameters, hints = _parameters(component)
     # A piece that is configured is another object than the decorated one, which alone has the function's docstring.
     doc = inspect.getdoc(component.function if isinstance(component, Piece) else component) or ""
+    if isinstance(component, type) and doc.startswith(f"{component.__name__}("):
+        doc = ""  # what a dataclass says of itself where its author says nothing
     docs = parameter_docs(doc)
     plain = [p for p in parameters if p.kind is not p.VAR_KEYWORD and not p.name.startswith("_")]
     # A piece that is configured already has its own arguments for defaults.
@@ -134,7 +136,7 @@ def bind(
             raise BindingError("\n".join(faults))
         return _called(lambda: component.but(**changes), who)
     signature = signature_of(component)
-    values = _checked(signature, args, who, faults)
+    values = _checked(signature, args, who, faults, component)
     filled = _filled(signature, services, who, faults)
     if faults:
         raise BindingError("\n".join(faults))
@@ -158,7 +160,7 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
     if isinstance(component, Row):
         _changes(component, args, who, faults)
     else:
-        _checked(signature_of(component), args, who, faults)
+        _checked(signature_of(component), args, who, faults, component)
     if faults:
         raise BindingError("\n".join(faults))
 
@@ -174,16 +176,30 @@ def type_name(annotation: Any) -> str:
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", str(annotation).replace("NoneType", "None"))
 
 
+_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.M)
+
+
 def parameter_docs(doc: str) -> dict[str, str]:
     """What the sections ``Args:`` and ``Attributes:`` of a docstring say of each name; ``a, b: text`` is of both."""
     docs: dict[str, str] = {}
-    for section in re.finditer(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", inspect.cleandoc(doc), re.M):
-        block = inspect.cleandoc(section[1])
-        for item in re.split(r"\n(?=\S)", block):
-            names, colon, text = item.partition(":")
-            if colon:
-                docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
+    for section in _SECTION.finditer(inspect.cleandoc(doc)):
+        docs.update(_told_of_each(section[1]))
     return docs
+
+
+def _told_of_each(section: str) -> dict[str, str]:
+    docs: dict[str, str] = {}
+    for item in re.split(r"\n(?=\S)", inspect.cleandoc(section)):
+        names, colon, text = item.partition(":")
+        if colon:
+            docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
+    return docs
+
+
+def without_parameters(doc: str, names: Collection[str]) -> str:
+    """*doc* without its sections ``Args:`` and ``Attributes:``, where they are of none but *names*."""
+    left = _SECTION.sub(lambda s: "" if _told_of_each(s[1]).keys() <= set(names) else s[0], inspect.cleandoc(doc))
+    return left.strip()
 
 
 def _parameters(component: Any) -> tuple[list[inspect.Parameter], dict[str, Any]]:
@@ -293,7 +309,9 @@ def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str])
     return {key: value[key] for key in value if key == "use"} | checked
 
 
-def _checked(signature: Signature, args: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
+def _checked(
+    signature: Signature, args: Mapping[str, Any], who: str, faults: list[str], component: Any = None
+) -> dict[str, Any]:
     fields = {f.name: f for f in signature.fields}
     slots = {s.parameter: s for s in signature.needs}
     values: dict[str, Any] = {}
@@ -307,13 +325,31 @@ def _checked(signature: Signature, args: Mapping[str, Any], who: str, faults: li
         elif signature.open:
             values[key] = value
         else:
-            faults.append(f"{who} has no argument {key!r}{did_you_mean(key, fields) or '; it takes none'}")
+            known = did_you_mean(key, fields) or "; it takes none"
+            faults.append(f"{who} has no argument {key!r}{_as_constant(component, key) or known}")
     faults.extend(
         f"{who} needs the argument {f.name!r} ({f.type_name})"
         for f in signature.fields
         if f.required and f.name not in args
     )
     return values
+
+
+def _as_constant(component: Any, key: str) -> str:
+    """What to say where *key* was meant as a field of the class *component* and lacks the annotation of one."""
+    if not isinstance(component, type):
+        return ""
+    owner = next((c for c in component.__mro__ if key in vars(c)), object)
+    value = vars(owner).get(key)
+    if any(key in inspect.get_annotations(c) for c in component.__mro__) or not isinstance(
+        value, (str, bool, int, float, list, tuple, dict)
+    ):
+        return ""
+    kind = type(value).__name__
+    return (
+        f": {key} has no annotation in {owner.__name__}, so it is a constant of the class; write "
+        f"`{key}: {kind} = {value!r}` to make it an argument"
+    )
 
 
 def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
@@ -386,6 +422,7 @@ def _called(make: Callable[[], Any], who: str) -> Any:
     except QuintainError:
         raise
     except (TypeError, ValueError) as e:
-        raise BindingError(f"{who}: {e}") from e
+        place = place_of(e)
+        raise BindingError(f"{who}: {e} ({place})" if place else f"{who}: {e}") from e
     except Exception as e:
-        raise PluginError(f"{who} failed while it was set up: {type(e).__name__}: {e}") from e
+        raise PluginError(f"{who} failed while it was set up: {said_by(e)}") from e

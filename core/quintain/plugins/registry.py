@@ -15,8 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import PluginError, UnknownNameError
+from ..errors import PluginError, UnknownNameError, meaning, nearest, place_of, said_by
 from .discovery import GROUPS, Component, discover, normalise
+from .local import check_file, lacking, meant
 from .manifest import Entry, Manifest, read
 
 
@@ -59,12 +60,12 @@ class Registry:
             PluginError: several distributions use the bare name.
         """
         if ":" in name:
-            file = name.partition(":")[0]
-            if file.endswith(".py") and not Path(file).expanduser().is_file():
-                raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}")
+            check_file(kind, name)
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
+            if (error := meant(kind, name)) is not None:
+                raise error
             known = [c.id if "/" in name else c.name for c in self.components(kind)]
             raise UnknownNameError.of(kind, name, known, f"`quintain list {kind}` shows all")
         if len(matches) > 1:
@@ -85,7 +86,7 @@ class Registry:
         """The component itself, imported the first time it is asked for.
 
         Raises:
-            UnknownNameError: nothing has that name.
+            UnknownNameError: nothing has that name; a module of one's own has no such attribute.
             PluginError: it cannot be imported (the original exception is chained), or the name is claimed twice.
         """
         return self.resolve(self.find(kind, name))
@@ -126,10 +127,6 @@ class Registry:
 
     def _fix(self, component: Component, error: BaseException) -> str:
         """The next thing to type after *component* failed with *error*."""
-        if component.origin == "local":
-            return (
-                "check the spelling of module:Attribute, and that the folder is the working directory or on PYTHONPATH"
-            )
         if isinstance(error, ModuleNotFoundError) and not _own(error, component):
             return f"pip install {_requirement(component, self._extra(component))!r}"
         again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
@@ -158,17 +155,37 @@ def _requirement(component: Component, extra: str) -> str:
 
 
 def _import(component: Component, fix: Any) -> Any:
-    module, _, attributes = component.target.partition(":")
+    name, _, attributes = component.target.partition(":")
+    local = component.origin == "local"
     try:
-        with _working_directory_importable(component.origin == "local"):
-            value: Any = _module_of_file(module) if module.endswith(".py") else importlib.import_module(module.strip())
+        with _working_directory_importable(local):
+            module: Any = _module_of_file(name) if name.endswith(".py") else importlib.import_module(name.strip())
+    except (Exception, SystemExit) as e:
+        raise PluginError(_of_own_code(component, e) if local else _of_plugin(component, e, fix)) from e
+    value = module
+    try:
         for attribute in filter(None, attributes.strip().split(".")):
             value = getattr(value, attribute)
-    except (Exception, SystemExit) as e:
-        raise PluginError(
-            f"{component} cannot be loaded from {component.target!r}: {type(e).__name__}: {e}. Fix: {fix(component, e)}"
-        ) from e
+    except Exception as e:  # a module may make its attributes late
+        if local and isinstance(e, AttributeError):
+            raise lacking(component.kind, component.target, module, attributes.strip()) from e
+        raise PluginError(_of_own_code(component, e) if local else _of_plugin(component, e, fix)) from e
     return value
+
+
+def _of_plugin(component: Component, error: BaseException, fix: Any) -> str:
+    return f"{component} cannot be loaded from {component.target!r}: {said_by(error)}. Fix: {fix(component, error)}"
+
+
+def _of_own_code(component: Component, error: BaseException) -> str:
+    failed = f"{component} cannot be loaded: {said_by(error)}"
+    if not isinstance(error, ModuleNotFoundError):
+        return failed
+    if place_of(error) or not _own(error, component):
+        return f"{failed}. Fix: install what provides the module {error.name!r}, or correct its name"
+    if near := nearest(component.module, (p.stem for p in Path().glob("*.py"))):
+        return f"{failed}{meaning(near + component.target.removeprefix(component.module))}"
+    return f"{failed}. Fix: check its spelling, and that its folder is the working directory or on PYTHONPATH"
 
 
 def _module_of_file(name: str) -> Any:

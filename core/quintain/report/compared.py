@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..compare import AXES
 from ..errors import UsageError
 from ..fits import NoFit, RepeatedSampling, Sigmoid
 from ..intervals import Interval
+from ..standings import AXES
 from ..store import write_atomically
 from .curves import _STYLE
 from .screen import clock
 
 if TYPE_CHECKING:
-    from ..compare import Band, Standing
+    from ..standings import Band, Standing
 
 COLOURS = ("#1f5fa8", "#d9722e", "#3a8f5c", "#b3373f", "#7d5ba6", "#8a6d3b", "#c05a9c", "#4c9fb0", "#8a8f98")
 """Told apart in grey, too: no two neighbours are of the same lightness."""

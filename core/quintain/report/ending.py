@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..alarms import spells
-from .screen import clock
+from .screen import clock, program
 
 if TYPE_CHECKING:
     from ..store import RunFolder
@@ -36,8 +36,8 @@ def rows(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> li
         ("run folder", str(folder.path)),
         *([("curves", str(plot))] if plot else []),
         ("model", str(model_of(folder))),
-        ("next", f"quintain chat {folder.path}"),
-        ("", f"quintain eval {environment} --model {folder.path} --samples 8"),
+        ("next", f"{program()} chat {folder.path}"),
+        ("", f"{program()} eval {environment} --model {folder.path} --samples 8"),
     ]
 
 

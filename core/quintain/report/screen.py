@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -137,6 +140,17 @@ SHOWN = (
 def line(metrics: Mapping[str, Any]) -> str:
     """The metrics that people look at, on one line."""
     return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
+
+
+def program() -> str:
+    """What to type for ``quintain`` here: the name where the path has it, else the way to the running installation."""
+    if shutil.which("quintain"):
+        return "quintain"
+    python = Path(sys.executable)
+    beside = python.with_name("quintain")
+    words = [beside] if beside.is_file() else [python, "-m", "quintain"]
+    here = Path.cwd()
+    return shlex.join(str(w.relative_to(here) if isinstance(w, Path) and w.is_relative_to(here) else w) for w in words)
 
 
 def clock(seconds: float) -> str:

@@ -85,6 +85,13 @@ class OpenAIEngine(Engine):
         )
         try:
             await self._probe()
+        except InfrastructureError as e:
+            await self._http.close()
+            if isinstance(e.__cause__, (aiohttp.ClientConnectionError, TimeoutError)):
+                raise InfrastructureError(
+                    f"no server answers at {self.base_url} ({e}); is the server running? Start it, or check the URL"
+                ) from e
+            raise
         except BaseException:
             await self._http.close()
             raise

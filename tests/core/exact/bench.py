@@ -167,7 +167,7 @@ class Package:
         prox = self._statistics("prox", places, ids, top=top)
         theta = self._statistics("theta", places, ids, safe=prox.safe, asked_NK=prox.top_ids)
         ref = self._statistics("ref", places, ids, safe=prox.safe).logp
-        totals = [s.total + overlong(batch, s, row.overlong) for s in batch.samples]
+        totals = [s.total + overlong(s.longest_turn, batch.max_tokens, row.overlong) for s in batch.samples]
         rewards = torch.tensor(totals, dtype=torch.float64)
         penalty = None
         if row.kl.active and row.kl.where == "reward":

@@ -140,7 +140,7 @@ def process(earned: Earned) -> PerToken:
         scores = {}
         for i in members:
             path = earned.seen.paths[i]
-            held = np.zeros(max(1, len(path.turns)))
+            held = np.zeros(max(1, len(path.turns)) if path.scores else 1)  # unscored turns are one
             held[: len(path.scores)] = path.scores
             held[-1] += earned.totals[i] - sum(path.scores)
             scores[i] = held
@@ -150,7 +150,7 @@ def process(earned: Earned) -> PerToken:
             path = earned.seen.paths[i]
             mine = every[at : at + len(scores[i])]
             at += len(scores[i])
-            turn = np.repeat(np.arange(len(mine)), path.turns or [len(path)])
+            turn = np.repeat(np.arange(len(mine)), path.turns if path.scores and path.turns else [len(path)])
             out[i] = np.array([mine[k:].sum() for k in turn])
     return out
 

@@ -76,8 +76,11 @@ def _masked(estimate: str, over: str, limit: float) -> Pair:
 
 def _objective(slope: cf.Slope, whole: bool = False, anchor: str = "prox", **objective: object) -> Pair:
     """dr_grpo with another objective."""
-    row = PRESETS["dr_grpo"].but(objective=objective, anchor=anchor)
-    return row, DR_GRPO.but(slope=slope, whole=whole)
+    once = objective.get("use") == "sequence_clip"  # its term is a sum over tokens: each sample weighs the same
+    row = PRESETS["dr_grpo"].but(
+        objective=objective, anchor=anchor, aggregation="sequence" if once else PRESETS["dr_grpo"].aggregation
+    )
+    return row, DR_GRPO.but(slope=slope, whole=whole, share=cf.by_sequence if once else DR_GRPO.share)
 
 
 def _advantage(name: str, advantage: cf.Advantage, **args: object) -> Pair:

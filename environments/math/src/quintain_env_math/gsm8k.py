@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quintain.environment import Demonstration, Environment, control
 from quintain.errors import UsageError
+from quintain.hub import offline, quiet, unreachable
 from quintain.task import Message, Task
 from quintain_math_verify import math_equal
 
@@ -156,5 +157,16 @@ def _from_hub(split: str) -> tuple[Row, ...]:
         raise UsageError(
             "gsm8k from the hub needs `datasets`: pip install quintain-env-math[hub], or set `path`"
         ) from e
-    rows = load_dataset(REPOSITORY, "main", split=split)
+    reason = unreachable()
+    try:
+        with offline() if reason else quiet():
+            rows = load_dataset(REPOSITORY, "main", split=split)
+    except (OSError, ValueError) as e:  # a ConnectionError among them; in the cache there is no such configuration
+        why = reason or str(e).strip().partition("\n")[0]
+        raise UsageError(
+            f"gsm8k: {REPOSITORY} is not in the cache of `datasets`, and the hub does not give it ({why}). Fix: "
+            "name a copy on disk, a folder with train.jsonl and test.jsonl or one file of JSON lines "
+            '{"question": ..., "answer": "... #### number"}, as `path`: --arg path=FOLDER, or in a recipe '
+            'args = { path = "FOLDER" }'
+        ) from e
     return tuple(_checked(Row(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows))

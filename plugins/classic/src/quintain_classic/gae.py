@@ -47,7 +47,8 @@ def gae(
             paid for tokens that it made unlikely; the sum is then no estimate of the KL.
         whiten: divide what is above the mean over all tokens of the batch by its spread (ddof 0, epsilon 1e-8; exactly
             0 where it is constant). TRL and AlpacaFarm always do, verl with ddof 1.
-        warmup: steps in which the critic alone learns: all advantages are 0 then (VC-PPO, 2503.01491).
+        warmup: steps in which the critic alone learns: all advantages are 0 then (VC-PPO, 2503.01491); a KL term in the
+            loss would still move the policy. ``critic.warmup`` is 1 in these steps.
     """
     if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
         raise UsageError(f"advantage.gae: gamma {gamma}, lam {lam}; expected numbers from 0 to 1")
@@ -59,7 +60,7 @@ def gae(
     told = critic.fit(step.batch, values_N, advantages_N + values_N)
     done = int(state or 0)
     if done < warmup:
-        advantages_N = torch.zeros_like(advantages_N)
+        advantages_N, told = torch.zeros_like(advantages_N), {**told, "critic.warmup": 1.0}
     elif whiten:
         advantages_N = whitened(advantages_N)
     return (advantages_N, told), done + 1

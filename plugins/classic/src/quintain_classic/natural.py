@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quintain.algorithm import Row as Method
 from quintain.algorithm import update
 from quintain.errors import RunError, UsageError
 from quintain.learning.batch import Batch
@@ -29,7 +30,22 @@ LARGEST = 500_000_000
 """Parameters of the largest model that the update takes."""
 
 
-@update
+def fits(row: Method) -> None:
+    """Refuse rows that the update is not made for.
+
+    Raises:
+        UsageError: several updates per batch, or a pruned vocabulary.
+    """
+    if row.updates > 1:
+        raise UsageError(
+            f"update.natural: algorithm {row.name!r} makes {row.updates} updates per batch, but one step goes to the "
+            "edge of the trust region around prox already; set epochs = 1 and minibatches = 1"
+        )
+    if row.prune:
+        raise UsageError("update.natural: its KL is over the whole vocabulary, and this row prunes it; set prune = 0")
+
+
+@update(fits=fits)
 def natural(
     problem: Problem,
     *,
@@ -100,19 +116,11 @@ def natural(
 
 
 def check(problem: Problem) -> None:
-    """Refuse what the update is not made for.
+    """Refuse a model that the update is not made for.
 
     Raises:
         UsageError: as `natural`.
     """
-    row = problem.learner.row
-    if row is not None and row.updates > 1:
-        raise UsageError(
-            f"update.natural: algorithm {row.name!r} makes {row.updates} updates per batch, but one step goes to the "
-            "edge of the trust region around prox already; set epochs = 1 and minibatches = 1"
-        )
-    if row is not None and row.prune:
-        raise UsageError("update.natural: its KL is over the whole vocabulary, and this row prunes it; set prune = 0")
     check_size(problem.learner.module)
     attention = str(getattr(cast(Any, problem.learner.module).config, "_attn_implementation", ""))
     if "flash" in attention:

@@ -17,7 +17,7 @@ PPO = Row(
     name="ppo",
     summary="A critic and GAE, clipped ratio 0.2, 4 epochs, k1 to the reference in the reward (0.05).",
     source="Schulman et al. 2017, arXiv 1707.06347; Stiennon et al. 2020, arXiv 2009.01325, appendix B.1",
-    advantage=gae,
+    advantage=gae.using(whiten=True),
     objective=ppo_clip,
     correction=uncorrected,
     aggregation=token,

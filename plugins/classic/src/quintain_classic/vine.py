@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from quintain.algorithm import advantage
+from quintain.algorithm import Row, advantage
 from quintain.chat.interruption import cut_where_stopped
 from quintain.engine import Engine, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import EnvironmentFault, UsageError
@@ -29,7 +29,25 @@ if TYPE_CHECKING:
 Told = tuple[Tensor, dict[str, float]]
 
 
-@advantage
+def fits(row: Row) -> None:
+    """Refuse rows that continuations cannot be compared under.
+
+    Raises:
+        UsageError: a KL term or a length punishment in the reward, or forced interruption.
+    """
+    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+        raise UsageError(
+            "advantage.vine compares what the environment gave continuations, and a KL term or a length punishment of "
+            'the row is not among that; set kl.where = "loss" and overlong = 0'
+        )
+    if row.plan.interrupt is not None:
+        raise UsageError(
+            "advantage.vine cuts answers that the policy said in one piece, and forced interruption puts words into "
+            'them; set plan.interrupt = "none"'
+        )
+
+
+@advantage(fits=fits)
 async def vine(
     step: Step,
     *,
@@ -58,16 +76,10 @@ async def vine(
         size: tokens of a step.
 
     Raises:
-        UsageError: a setting is out of range, an answer of several turns, or a KL term or a length
-            punishment in the reward.
+        UsageError: a setting is out of range, or an answer of several turns.
     """
     if rollouts < 1 or size < 1 or by not in ("tokens", "lines"):
         raise UsageError(f"advantage.vine: rollouts {rollouts}, by {by!r}, size {size}; expected numbers from 1")
-    if step.penalty is not None or any(r != s.total for r, s in zip(step.rewards, step.batch.samples, strict=True)):
-        raise UsageError(
-            "advantage.vine compares what the environment gave continuations, and a KL term or a length punishment of "
-            'the row is not among that; set kl.where = "loss" and overlong = 0'
-        )
     answers = [Answer.of(sample) for sample in step.batch.samples]
     cuts = [answer.cuts(engine, by, size) for answer in answers]
     wanted: dict[tuple[int, ...], tuple[int, int]] = {}
