@@ -100,7 +100,7 @@ class History:
     marks: tuple[Mark, ...] = ()
 
     def then(self, record: Record) -> History:
-        """With one more line of ``metrics.jsonl``; that of step 0 holds a held-out measurement only."""
+        """With one more line of ``metrics.jsonl``; that of step 0 says what came before training."""
         grown = self
         if record["step"] > 0:
             start = self.start if len(self.start) == START else (*self.start, record)

@@ -124,6 +124,7 @@ def compared(
         held = {n: r.but({"run.steps": steps}) if steps else r for n, r in named.items()}
     else:
         held = {name: budget.of(recipe, steps) for name, recipe in named.items()}
+        _check_equal(held, lambda r: r.stop.model_dump(), "ends ([stop], which hold besides the --budget)")
     return Comparison(folder=Path(folder), recipes=held, seeds=tuple(seeds))
 
 

@@ -188,8 +188,9 @@ class SamplingTable(_Table):
 class BatchTable(_Table):
     """``[batch]``: *groups* tasks a step with *members* rollouts each.
 
-    A group with fewer than *min_members* valid members is dropped; left out, the algorithm says. An episode that failed through our fault is tried
-    *retries* times more. *concurrency* bounds the episodes that run at once; left out, the engine says.
+    A group with fewer than *min_members* valid members is dropped; left out, the algorithm says how many it takes. An
+    episode that failed through our fault is tried *retries* times more. *concurrency* bounds the episodes that run at
+    once; left out, the engine says.
     """
 
     groups: int = Field(default=32, ge=1)

@@ -172,6 +172,17 @@ def test_a_budget_makes_unequal_batches_equal() -> None:
     assert {64} == {r.stop.samples for r in found.recipes.values()}
 
 
+@pytest.mark.parametrize("budget", ["samples=64", "steps=3"])
+def test_a_budget_does_not_hide_another_end(budget: str) -> None:
+    """One that would stop at an accuracy is not on equal terms with one that would not."""
+    both = [("a", recipe()), ("b", recipe(stop__accuracy=0.9))]
+    with pytest.raises(UsageError, match="ends .*'accuracy': None.*'accuracy': 0.9"):
+        compared(both, seeds=[0], folder="x", budget=Budget.parse(budget))
+    own = [("a", recipe(stop__samples=10)), ("b", recipe(stop__samples=20))]
+
+    assert compared(own, seeds=[0], folder="x", budget=Budget.parse("samples=64")).runs()
+
+
 @pytest.mark.parametrize(
     "text, kind, amount", [("tokens=2_000", "tokens", 2000), ("seconds=1.5", "seconds", 1.5), ("steps=3", "steps", 3)]
 )
@@ -387,8 +398,15 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
 def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a model loads or grows: a word on how to go on, and status 130; afterwards signals are as before."""
-    monkeypatch.setattr(conducting, "conduct", lambda *a: os.kill(os.getpid(), signal.SIGTERM))
+    """While a model loads or grows: a word on how to go on, and status 130. A run before it takes its handler away."""
+    real = conducting.conduct
+
+    def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+        if folder.name == "rloo-seed0":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return real(recipe, folder, screen)
+
+    monkeypatch.setattr(conducting, "conduct", conduct)
     before = signal.signal(signal.SIGTERM, lambda *a: pytest.fail("the signal killed the process"))
     try:
         status, _, err = called(capsys, *small, "--quiet")
@@ -396,6 +414,7 @@ def test_sigterm_before_a_run_listens_is_heard(
         signal.signal(signal.SIGTERM, before)
 
     assert 130 == status and "the same command goes on in c" in err
+    assert (place / "c" / "dr_grpo-seed0" / "summary.json").exists()
 
 
 @pytest.mark.parametrize("budget, used", [("samples=17", 24), ("tokens=30", None), ("seconds=0.000001", 8)])

@@ -14,7 +14,10 @@ import pytest
 from quintain.algorithm import Row
 from quintain.plugins.registry import current
 
-NEEDS: dict[str, tuple[str, ...]] = {}
+NEEDS: dict[str, tuple[str, ...]] = {
+    "trpo": ("batch.groups=16", "algorithm.args.update={delta=0.02}", "evaluation.tasks=100"),
+    "vineppo": ("batch.groups=16", "algorithm.args.advantage={rollouts=3, size=8}"),
+}
 """Recipe keys that a row wants here, where its own defaults do not suit a model of this size."""
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from .counts import Count
 
 if TYPE_CHECKING:
     from ..recipe import Recipe
+    from ..report.screen import Screen
 
 EPILOG = """
 \b
@@ -107,13 +109,18 @@ def compare(
     )
     check(comparison)
 
+    @contextmanager
+    def screen() -> Iterator[Screen]:
+        # Each time anew: a run that has listened itself leaves SIGTERM as the system has it.
+        with sigterm_as_ctrl_c(), for_terminal(quiet=quiet or as_json) as shown:
+            yield shown
+
     def record(failures: Mapping[str, str]) -> None:
         save(comparison, standings(comparison, failures))
 
     try:
         with sigterm_as_ctrl_c():
-            screens = lambda: for_terminal(quiet=quiet or as_json)  # noqa: E731
-            failures = run(comparison, screens, record, failed=failed(comparison))
+            failures = run(comparison, screen, record, failed=failed(comparison))
     except (Interrupted, KeyboardInterrupt) as e:
         message = f"{str(e) or 'stopped'}; the same command goes on in {comparison.folder}"
         click.echo(message, err=True)
