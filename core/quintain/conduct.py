@@ -19,6 +19,7 @@ from .engines.snapshot import Snapshot
 from .environment import Environment
 from .errors import NoTasksError, PluginError, UsageError
 from .evaluate import tasks_of
+from .health import distinct
 from .learning.learner import Learner
 from .loop import train
 from .model.load import LoadedModel, as_device, load_model
@@ -85,7 +86,7 @@ async def _conduct(
         for note in remarks(recipe, row):
             screen.note(note)
         environments = [casting.make(services) for casting in castings]
-        replays.environments = named([casting.name for casting in castings], environments)
+        replays.environments = named(distinct(casting.name for casting in castings), environments)
         run = Run(
             recipe=recipe,
             folder=folder,

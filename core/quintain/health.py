@@ -203,7 +203,7 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
         out["length.mean"] = lengths(valid)["length.mean"]
     out |= {k: v for k, v in endings(rollouts).items() if k in ("truncated", "failed")}
     if len(results) > 1:
-        for name, part in zip(_distinct(r.environment for r in results), parts, strict=True):
+        for name, part in zip(distinct(r.environment for r in results), parts, strict=True):
             out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
     return out
 
@@ -286,8 +286,8 @@ def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
     return {f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))}
 
 
-def _distinct(names: Iterable[str]) -> list[str]:
-    """Names made different from one another by a number: the same environment may be there twice."""
+def distinct(names: Iterable[str]) -> list[str]:
+    """*names*, made different from one another by a number: the same environment may be there twice."""
     seen: Counter[str] = Counter()
     out = []
     for name in names:

@@ -269,8 +269,8 @@ class RolloutsTable(_Table):
 class StopTable(_Table):
     """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes* in all.
 
-    *samples* and *tokens* are what training sampled, *seconds* what its rollouts and updates took, without measuring:
-    the budgets of `quintain compare`. The step that passes one is the last.
+    *samples* and *tokens* are what training and probing sampled, *seconds* what they and the updates took, without
+    measuring: the budgets of `quintain compare`. The step that passes one is the last.
     """
 
     accuracy: float | None = Field(default=None, gt=0, le=1)

@@ -180,7 +180,7 @@ class Run:
             environment=self.environments[pick.environment],
             task=pick.task,
             members=self.recipe.batch.members,
-            name=self.recipe.environments[pick.environment].use,
+            name=self.names[pick.environment],
             index=pick.index,
             visit=pick.visit,
         )
@@ -207,6 +207,11 @@ class Run:
         punished = [overlong(length, longest, self.row.overlong) for length in lengths]
         totals = tuple(map(math.fsum, zip(verdicts, shaping, punished, strict=True)))
         return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
+
+    @property
+    def names(self) -> list[str]:
+        """Of the environments, as rollouts and metrics carry them: a second ``arithmetic`` is ``arithmetic#2``."""
+        return health.distinct(row.use for row in self.recipe.environments)
 
     @property
     def _concurrency(self) -> int:
@@ -286,12 +291,12 @@ class Run:
         return found
 
     async def _hold_out(self, at: int, split: str, tasks: int | None) -> Evaluation:
-        table, row = self.recipe.evaluation, self.recipe.environments[at]
-        self.screen.phase(f"held-out tasks of {row.use} ({split})", tasks and tasks * table.samples)
+        table, name = self.recipe.evaluation, self.names[at]
+        self.screen.phase(f"held-out tasks of {name} ({split})", tasks and tasks * table.samples)
         result = await evaluate(
             self.environments[at],
             self.engine,
-            name=row.use,
+            name=name,
             split=split,
             tasks=tasks,
             samples=table.samples,
@@ -302,7 +307,7 @@ class Run:
             progress=self.screen.advance,
         )
         metrics = health.evaluation_metrics(result)
-        self.hooks.emit(EvaluationEnd(step=self.at.step, environment=row.use, split=split, metrics=metrics))
+        self.hooks.emit(EvaluationEnd(step=self.at.step, environment=name, split=split, metrics=metrics))
         return result
 
     async def final(self, when: str) -> dict[str, Any]:

@@ -208,3 +208,31 @@ def test_turns_without_scores_are_one_turn() -> None:
     held = Step(batch=Batch(samples=samples), rewards=(1.0, 0.0))
     by_sample = find("advantage", "group_norm")(held)
     assert find("advantage", "process_norm")(held).tolist() == pytest.approx([by_sample[0]] * 5 + [by_sample[1]] * 5)
+
+
+@pytest.mark.parametrize("name", ["batch_mean", "batch_norm", "reinforce_pp", "reinforce_pp_baseline"])
+def test_environments_are_normalised_apart_when_asked(name: str) -> None:
+    """Each gets what it would get alone, so that one with large rewards does not drown the others."""
+    piece = find("advantage", name)
+
+    def held(*scales: float) -> Step:
+        samples = tuple(
+            Sample(
+                sequences=(batches.sequence([1], [2] * (2 + k)),),
+                verdict=scale * (k % 2),
+                group=group,
+                environment=f"e{scale}",
+            )
+            for group, scale in enumerate(scales)
+            for k in range(3)
+        )
+        return Step(batch=Batch(samples=samples), rewards=tuple(s.total for s in samples))
+
+    def values(*scales: float, **args: str) -> list[float]:
+        return [float(x) for x in piece(held(*scales), **args)]
+
+    alone = values(1.0) + values(100.0)
+    assert values(1.0, 100.0, over="environment") == pytest.approx(alone)
+    assert values(1.0, 100.0) != pytest.approx(alone)
+    with pytest.raises(UsageError, match="expected batch or environment"):
+        piece(held(1.0), over="world")

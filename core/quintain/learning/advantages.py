@@ -111,10 +111,21 @@ def raw(step: Step) -> list[float]:
     return list(step.rewards)
 
 
+Over = Literal["batch", "environment"]
+
+
 @advantage
-def batch_mean(step: Step, *, tolerance: float = TOLERANCE) -> list[float]:
-    """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent samples of one task."""
-    return _centred(step.rewards, tolerance)
+def batch_mean(step: Step, *, over: Over = "batch", tolerance: float = TOLERANCE) -> list[float]:
+    """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent samples of one task.
+
+    Args:
+        over: ``environment``: the mean of the samples of the same environment.
+    """
+    out = [0.0] * len(step.rewards)
+    for members in _parts(step, over):
+        for i, value in zip(members, _centred([step.rewards[i] for i in members], tolerance), strict=True):
+            out[i] = value
+    return out
 
 
 @advantage
@@ -196,9 +207,6 @@ def maxrl(
     return [value / mean for value in (_centred(rewards, tolerance) if form == "centred" else rewards)]
 
 
-Over = Literal["batch", "environment"]
-
-
 @advantage
 def batch_norm(step: Step, *, over: Over = "batch", epsilon: float = 1e-4, tolerance: float = TOLERANCE) -> list[float]:
     """(R - mean(group)) / (spread + epsilon), the spread being that of the centred rewards of the whole batch (ScaleRL,
@@ -228,18 +236,25 @@ def reinforce_pp_baseline(
 
 
 @advantage
-def reinforce_pp(step: Step, *, epsilon: float = 1e-8, tolerance: float = TOLERANCE) -> Tensor:
+def reinforce_pp(step: Step, *, over: Over = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE) -> Tensor:
     """Return-to-go per token, less the mean and over the spread of all tokens of the batch (REINFORCE++, 2501.03262,
     equations 3 to 5), [N].
 
     A token's reward is minus its KL penalty, where the KL is in the reward; turn scores come at the end of their turn,
     the rest of the reward with the last token. No discount. Observations are no tokens here, so the return crosses
     them. ddof 0 as in OpenRLHF; verl takes 1, SkyRL's return does not reach tokens before a tool's answer.
+
+    Args:
+        over: ``environment``: mean and spread of the tokens of the same environment.
     """
-    value = returns(step)
-    if is_constant(value.tolist(), tolerance):
-        return torch.zeros_like(value)
-    return (value - value.mean()) / (value.std(correction=0) + epsilon)
+    value, sample = returns(step), _owner(step)
+    out = torch.zeros_like(value)
+    for members in _parts(step, over):
+        part = torch.isin(sample, torch.tensor(members))
+        held = value[part]
+        if not is_constant(held.tolist(), tolerance):
+            out[part] = (held - held.mean()) / (held.std(correction=0) + epsilon)
+    return out
 
 
 @advantage
@@ -363,12 +378,8 @@ def _scaled(
     """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the batch or in each
     environment. All 0 where all are.
     """
-    if over not in ("batch", "environment"):
-        raise UsageError(f"over is {over!r}; expected batch or environment")
     out = [0.0] * len(values)
-    names = [s.environment if over == "environment" else "" for s in step.batch.samples]
-    for name in dict.fromkeys(names):
-        members = [i for i, held in enumerate(names) if held == name]
+    for members in _parts(step, over):
         if not any(values[i] for i in members):
             continue
         total = max(1, sum(weights[i] for i in members))
@@ -377,3 +388,11 @@ def _scaled(
         for i in members:
             out[i] = (values[i] - (mean if shift else 0.0)) / (spread + epsilon)
     return out
+
+
+def _parts(step: Step, over: Over) -> list[list[int]]:
+    """Indices of the samples that are taken together: all, or those of each environment."""
+    if over not in ("batch", "environment"):
+        raise UsageError(f"over is {over!r}; expected batch or environment")
+    names = [s.environment if over == "environment" else "" for s in step.batch.samples]
+    return [[i for i, held in enumerate(names) if held == name] for name in dict.fromkeys(names)]
