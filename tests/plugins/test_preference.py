@@ -378,3 +378,15 @@ def test_dpo_starts_at_log_two() -> None:
     metrics = learned(DPO, module).step(batch)
     assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-9)
     assert metrics["objective.pair_margin"] == pytest.approx(0, abs=1e-9)
+
+
+def test_choices_of_winners_that_would_mislead_are_refused() -> None:
+    """When the row is made."""
+    for changes, reason in (
+        ({"kl": {"where": "reward", "estimator": "k1", "coefficient": 0.1}}, "does nothing"),
+        ({"overlong": 0.2}, "does nothing"),
+        ({"mask_truncated": True, "advantage": {"best": 1}}, "to the aggregation alone"),
+    ):
+        with pytest.raises(UsageError, match=reason):
+            RFT.but(**changes)
+    assert RFT.but(mask_truncated=True, aggregation={"best": 1}).mask_truncated

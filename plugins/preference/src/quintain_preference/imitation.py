@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quintain.algorithm import advantage, aggregation
+from quintain.algorithm import Row, advantage, aggregation
 from quintain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +19,26 @@ SUCCESS = 1.0
 _SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
 
 
-@advantage
+def fits(row: Row) -> None:
+    """Refuse rows under which the choice of winners would not be what it seems.
+
+    Raises:
+        UsageError: a KL term or a length punishment in the reward, which no winner is chosen by; or a choice made here,
+            before cut answers leave, that the aggregation makes after.
+    """
+    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.advantage!r} chooses by what the environment gave, so a KL term or a length "
+            "punishment in the reward does nothing; set kl.where = 'loss' and overlong = 0"
+        )
+    if row.mask_truncated and (row.advantage.args.get("best") or row.advantage.args.get("dedupe")):
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.advantage!r} may choose an answer that mask_truncated then leaves out; give "
+            "best and dedupe to the aggregation alone"
+        )
+
+
+@advantage(fits=fits)
 def winners(step: Step, *, success: float = SUCCESS, best: int | None = None, dedupe: bool = False) -> list[float]:
     """1 for a sample that succeeded, 0 for the others: rejection-sampling fine-tuning (Yuan et al. 2023, 2308.01825),
     the imitation step of expert iteration (Anthony et al. 2017, 1705.08439).
