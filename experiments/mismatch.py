@@ -39,6 +39,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "no correction": {},
     "TIS, cap 2": {"correction": "tis"},
     "IcePop 0.5 to 5": {"correction": "icepop"},
+    "TIS of answers, cap 5": {"correction": "tis_sequence"},
+    "MIS of answers up to 3": {"correction": "mis"},
     "sequence mask k3 0.01": {"correction": "sequence_mask"},
     "TRM k3 0.05": {"correction": "trm"},
     "importance ratio": {"objective": "importance", "anchor": "mu"},
