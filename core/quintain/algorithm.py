@@ -114,7 +114,7 @@ class KL:
                 "kl.score_factor is for the loss: in the reward the KL is a number without a gradient; leave it out "
                 "or set where = 'loss'"
             )
-        if self.active and self.where == "loss" and self.estimator == "k1" and not self.score_factor:
+        if self.in_loss and self.estimator == "k1" and not self.score_factor:
             raise UsageError(
                 "k1 in the loss has zero gradient in expectation; use k2 in the loss, k1 in the reward, "
                 "or score_factor = true"
@@ -123,6 +123,14 @@ class KL:
     @property
     def active(self) -> bool:
         return self.where != "none" and self.coefficient > 0
+
+    @property
+    def in_reward(self) -> bool:
+        return self.active and self.where == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        return self.active and self.where == "loss"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,7 +234,7 @@ class Row:
                 f"algorithm {self.name!r}: a ratio to mu already holds the mismatch prox / mu that {self.correction!r} "
                 "repairs; set anchor = 'prox' or correction = 'none'"
             )
-        if self.kl.active and self.kl.where == "reward" and self.objective.level == "group":
+        if self.kl.in_reward and self.objective.level == "group":
             raise UsageError(
                 f"algorithm {self.name!r}: with the KL in the reward {self.objective!r} would rank answers of equal "
                 "reward by their KL; its own reference term holds the policy already: set kl.coefficient = 0"
@@ -251,14 +259,13 @@ class Row:
     def notes(self) -> tuple[str, ...]:
         """What a careful reader should know about this combination; shown once at the start of a run."""
         notes = []
-        if self.kl.active and self.kl.where == "loss" and self.kl.estimator == "k3" and not self.kl.score_factor:
+        if self.kl.in_loss and self.kl.estimator == "k3" and not self.kl.score_factor:
             notes.append("k3 in the loss follows the gradient of the forward KL(ref || theta), not of KL(theta || ref)")
         if self.epochs * self.minibatches > 1 and "ratio" not in self.objective.reads:
             notes.append(
                 f"{self.objective!r} has no ratio, so all but the first of several updates per batch are off-policy"
             )
-        penalised, scaled = self.kl.active and self.kl.where == "reward", self.advantage.name in SCALED
-        if penalised and scaled and self.admission.name != "varied":
+        if self.kl.in_reward and self.advantage.name in SCALED and self.admission.name != "varied":
             notes.append(
                 f"{self.advantage!r} divides by the spread of the group: where all answers earn the same, that of the "
                 "KL penalty alone, so such groups train on it at full size; admit varied groups only"
@@ -295,6 +302,11 @@ class Row:
     def uses_reference(self) -> bool:
         """Whether log-probs under ref are wanted."""
         return self.kl.active or any("ref" in piece.reads for piece in self.pieces)
+
+    @property
+    def alters_reward(self) -> bool:
+        """Whether samples learn from another reward than the environment's: less a KL term, or punished for length."""
+        return self.kl.in_reward or bool(self.overlong)
 
     @property
     def slots(self) -> frozenset[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from .errors import QuintainError, UsageError
+from .health import distinct
 from .recipe import Recipe
 from .report.screen import Screen
 from .store import RunFolder
@@ -107,7 +107,7 @@ def compared(
     """
     if not recipes or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UsageError(f"compare: {len(recipes)} recipes, seeds {list(seeds)}; expected some of each, no seed twice")
-    named = dict(zip(_distinct([name for name, _ in recipes]), (recipe for _, recipe in recipes), strict=True))
+    named = dict(zip(distinct((name for name, _ in recipes), "."), (recipe for _, recipe in recipes), strict=True))
     _check_equal(named, _tasks, "tasks")
     _check_equal(named, lambda r: r.model.model_dump(include={"name", "start"}), "starting models ([model])")
     rows = {name: _row(name, recipe) for name, recipe in named.items()}
@@ -189,15 +189,6 @@ def _difference(one: Any, other: Any) -> tuple[Any, Any]:
         return one, other
     keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
     return {k: one.get(k) for k in keys}, {k: other.get(k) for k in keys}
-
-
-def _distinct(names: Sequence[str]) -> list[str]:
-    seen: Counter[str] = Counter()
-    out = []
-    for name in names:
-        seen[name] += 1
-        out.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
-    return out
 
 
 def check(comparison: Comparison) -> None:

@@ -286,11 +286,11 @@ def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
     return {f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))}
 
 
-def distinct(names: Iterable[str]) -> list[str]:
-    """*names*, made different from one another by a number: the same environment may be there twice."""
+def distinct(names: Iterable[str], mark: str = "#") -> list[str]:
+    """*names*, made different from one another by *mark* and a number where one is there twice."""
     seen: Counter[str] = Counter()
     out = []
     for name in names:
         seen[name] += 1
-        out.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+        out.append(name if seen[name] == 1 else f"{name}{mark}{seen[name]}")
     return out

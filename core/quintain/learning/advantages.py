@@ -143,7 +143,7 @@ def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[floa
 
 
 def _fits_no_reward(row: Row) -> None:
-    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+    if row.alters_reward:
         raise UsageError(
             f"algorithm {row.name!r}: {row.advantage!r} reads no reward, so a KL term or a length punishment in it "
             "does nothing; set kl.where = 'loss' and overlong = 0"
@@ -176,7 +176,7 @@ async def greedy(
 
 
 def _fits_no_penalty(row: Row) -> None:
-    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+    if row.alters_reward:
         raise UsageError(
             f"algorithm {row.name!r}: {row.advantage!r} takes rewards that are not negative, and a KL term or a length "
             "punishment in the reward makes them so; set kl.where = 'loss' and overlong = 0"

@@ -305,12 +305,7 @@ class Learner:
         held: dict[str, Tensor] = {"mu_logp": columns.mu_logp.to(self.device, self._wide)}
         held["prox_logp"] = torch.full_like(held["mu_logp"], float("nan"))
         reads = row.advantage.reads - {"ref"}
-        everything = (
-            reads
-            or "top" in row.objective.reads
-            or (row.uses_reference and row.prune)
-            or (row.kl.active and row.kl.where == "reward")
-        )
+        everything = reads or "top" in row.objective.reads or (row.uses_reference and row.prune) or row.kl.in_reward
         needed = list(samples) if everything else sorted(i for part in later for i in part)
         if needed:
             scores = self._score(columns, needed, "theta")
@@ -385,11 +380,6 @@ class Learner:
 
     def _assessed(self, step: Step) -> Any:
         piece = self._method.advantage
-        empty = [slot for parameter, slot in piece.needs.items() if parameter not in piece.args]
-        if empty:
-            raise UsageError(
-                f"{piece!r} needs the services {', '.join(empty)}: a run gives them, or `Learner.serve` does"
-            )
         return piece(step, state=self._piece_state.get("advantage")) if piece.stateful else piece(step)
 
     def _kept(self, values: Any, told: dict[str, float]) -> Any:
@@ -424,7 +414,7 @@ class Learner:
         longest = columns.batch.max_tokens
         totals = [s.total + overlong(s.longest_turn, longest, share) for s in columns.batch.samples]
         kl = self._method.kl
-        if not (kl.active and kl.where == "reward"):
+        if not kl.in_reward:
             return tuple(totals), None
         value_N = kl_estimate(policies["prox_logp"] - policies["ref_logp"], kl.estimator).double().cpu()
         penalty_N = kl.coefficient * value_N
@@ -493,7 +483,7 @@ class Learner:
     def _active(self, columns: Columns, part: Sequence[int], advantage_N: Tensor) -> list[int]:
         """Samples whose gradient is not known to be exactly 0. Weights were fixed over all of them."""
         row = self._method
-        if not (self.skip_idle and row.objective.idle) or (row.kl.active and row.kl.where == "loss"):
+        if not (self.skip_idle and row.objective.idle) or row.kl.in_loss:
             return list(part)
         moves = torch.zeros(len(columns.batch.samples), dtype=torch.bool)
         moves[columns.sample[(advantage_N != 0).cpu()]] = True

@@ -51,7 +51,7 @@ def weighted_sum(row: Row, t: Terms, weight_N: Tensor) -> WeightedSum:
         loss = (weight * terms).sum()
     else:
         loss = (weight * fix * terms).sum()
-    if row.kl.active and row.kl.where == "loss":
+    if row.kl.in_loss:
         loss = loss + row.kl.coefficient * (weight_N * kl_terms(t, row.kl)).sum()
     return WeightedSum(loss=loss, diagnostics=diagnostics, correction=fix)
 

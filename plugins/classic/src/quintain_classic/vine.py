@@ -35,7 +35,7 @@ def fits(row: Row) -> None:
     Raises:
         UsageError: a KL term or a length punishment in the reward, or forced interruption.
     """
-    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+    if row.alters_reward:
         raise UsageError(
             "advantage.vine compares what the environment gave continuations, and a KL term or a length punishment of "
             'the row is not among that; set kl.where = "loss" and overlong = 0'

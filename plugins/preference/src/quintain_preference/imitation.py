@@ -26,7 +26,7 @@ def fits(row: Row) -> None:
         UsageError: a KL term or a length punishment in the reward, which no winner is chosen by; or a choice made here,
             before cut answers leave, that the aggregation makes after.
     """
-    if (row.kl.active and row.kl.where == "reward") or row.overlong:
+    if row.alters_reward:
         raise UsageError(
             f"algorithm {row.name!r}: {row.advantage!r} chooses by what the environment gave, so a KL term or a length "
             "punishment in the reward does nothing; set kl.where = 'loss' and overlong = 0"
