@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2")
@@ -55,6 +57,18 @@ def tiny_model(
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, spread)
     return model.to(dtype).eval()
+
+
+def with_exact_norms(model: Any) -> Any:
+    """*model*, whose RMS norms compute in the type of their input; those of transformers round to float32."""
+    for part in model.modules():
+        if type(part).__name__.endswith("RMSNorm"):
+            part.forward = MethodType(_norm, part)
+    return model
+
+
+def _norm(self: Any, x: Tensor) -> Tensor:
+    return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
 
 
 def byte_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from quintain_classic import TRPO
 from quintain_classic.natural import Divergence, check_size, conjugate_gradients, natural
 
 from ..core import batches
-from ..core.models import tiny_model
+from ..core.models import tiny_model, with_exact_norms
 
 Array = NDArray[np.float64]
 TEMPERATURE = 0.8
@@ -37,14 +36,7 @@ TOKENS = sum(len(reply) for _, reply in SAMPLES)
 def model(seed: int) -> Any:
     """Two layers, vocabulary 3; transformers rounds its norms to float32, which is put right here."""
     built = tiny_model("qwen3", vocab=3, hidden=8, seed=seed, spread=0.5, dtype=torch.float64, pad_token_id=None)
-    for part in built.modules():
-        if type(part).__name__.endswith("RMSNorm"):
-            part.forward = MethodType(_norm, part)
-    return built
-
-
-def _norm(self: Any, x: Tensor) -> Tensor:
-    return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+    return with_exact_norms(built)
 
 
 def batch(module: Any) -> Batch:

@@ -10,7 +10,6 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from quintain.algorithm import Piece, Row
 from quintain.learning import PRESETS, Batch, Learner
 from quintain.learning.problem import Problem
 
-from ..models import tiny_model
+from ..models import tiny_model, with_exact_norms
 from .bench import Bench, pruned, sample_of
 from .closed_form import Method, Taken
 from .methods import CORE, EMA_STATE, PAIRS
@@ -45,14 +44,7 @@ def model(seed: int) -> Any:
         with torch.no_grad():
             for own, first in zip(built.parameters(), model(0).parameters(), strict=True):
                 own.copy_(first + 0.06 * (own - first))
-    for part in built.modules():
-        if type(part).__name__.endswith("RMSNorm"):
-            part.forward = MethodType(_norm, part)
-    return built
-
-
-def _norm(self: Any, x: Tensor) -> Tensor:
-    return self.weight * x * (x.square().mean(-1, keepdim=True) + self.variance_epsilon).rsqrt()
+    return with_exact_norms(built)
 
 
 def fresh(seed: int) -> Any:
