@@ -83,8 +83,8 @@ class Sides:
     def __init__(self, case: Case, device: str) -> None:
         import torch
 
-        from quintain.engines.embedded import EmbeddedEngine
-        from quintain.model.load import load_model
+        from quintain.engines.embedded.engine import EmbeddedEngine
+        from quintain.models.load import load_model
 
         self.case, self.torch = case, torch
         dtype = {"fp32": "float32", "bf16": "bfloat16"}[case.precision]
@@ -105,7 +105,7 @@ class Sides:
         """Tokens sampled by the engine with *slots* rows."""
         import asyncio
 
-        from quintain.engine import Sampling
+        from quintain.types.sampling import Sampling
 
         async def run() -> int:
             jobs = enumerate(zip(rows, wanted, strict=True))

@@ -34,7 +34,7 @@ def run(way: str, tokens: int, hidden: int, dtype: str, device: str, vocabulary:
     """One forward and backward pass; peak bytes above the start."""
     import torch
 
-    from quintain.model.head import statistics
+    from quintain.models.head import statistics
 
     torch.manual_seed(0)
     kind = getattr(torch, dtype)

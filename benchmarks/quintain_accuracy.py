@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from quintain import toml
-from quintain.conduct import conduct
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.store import RunFolder
+from quintain.training.build import conduct
+from quintain.training.recipe import toml
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
 
 from .common import Door, trial_arguments
 

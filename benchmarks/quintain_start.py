@@ -7,10 +7,10 @@ import sys
 
 import torch
 
-from quintain.nursery import grown
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.stage import cast_table
+from quintain.training.nursery import grown
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import cast_table
+from quintain.training.screen import Screen
 
 from .common import Door
 

@@ -88,8 +88,8 @@ def row(side: str, rate: float, trials: list[dict[str, Any]]) -> tuple[str, ...]
 
 def from_quickstart(args: Any) -> None:
     """Fill in what was not given from the recipe of the quickstart."""
-    from quintain.plugins.registry import current
-    from quintain.recipe import Recipe
+    from quintain.registry.lookup import current
+    from quintain.training.recipe.tables import Recipe
 
     keys = ("environment", "environment_args", "start_args", "groups", "members", "max_tokens", "lrs")
     if not any(getattr(args, key) is None for key in keys):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quintain.learning.presets import REINFORCE
+from quintain.learning.algorithms import REINFORCE
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Played, World, learn, play

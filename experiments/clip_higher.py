@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quintain.learning.presets import DAPO
+from quintain.learning.algorithms import DAPO
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play

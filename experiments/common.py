@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintain.intervals import Interval, t_interval
+from quintain.training.intervals import Interval, t_interval
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "experiments"
@@ -163,8 +163,8 @@ def picture(report: Report, footer: str) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    from quintain.report.compared import COLOURS
-    from quintain.report.curves import _STYLE
+    from quintain.training.compared import COLOURS
+    from quintain.training.curves import _STYLE
 
     columns = min(len(report.panels), 2)
     rows = -(-len(report.panels) // columns)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quintain.learning.presets import DR_GRPO
+from quintain.learning.algorithms import DR_GRPO
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from quintain import Environment, Limits, Rollout, Task, reward
-from quintain.algorithm import Row
-from quintain.compare import compared, run
+from quintain.interfaces.algorithm import Row
+from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.loss import weighted_sum
-from quintain.learning.presets import DR_GRPO
 from quintain.learning.terms import Terms
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.seedling import build_model, build_tokenizer
-from quintain.standings import Standing, standings
-from quintain.store import RunFolder
+from quintain.training.compare import compared, run
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+from quintain.training.seedling import build_model, build_tokenizer
+from quintain.training.standings import Standing, standings
 
 from .common import Line, Panel, Report, generator, main
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from quintain.algorithm import per_group
-from quintain.learning.presets import DR_GRPO
+from quintain.interfaces.pieces import per_group
+from quintain.learning.algorithms import DR_GRPO
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintain.algorithm import Candidate, Row
-from quintain.learning.advantages import Step
+from quintain.interfaces.algorithm import Candidate, Row
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.loss import weighted_sum
+from quintain.learning.pieces.advantages import Step
 from quintain.learning.terms import Terms
-from quintain.transcript import TrainingSequence
+from quintain.types.transcript import TrainingSequence
 
 from .common import generator
 

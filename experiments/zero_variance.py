@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from quintain.learning.presets import DR_GRPO
+from quintain.learning.algorithms import DR_GRPO
 
 from .common import Line, Panel, Report, generator, main
 from .tables import Played, Pupil, admitted, joined, learn, play

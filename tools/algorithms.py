@@ -22,13 +22,15 @@ import torch
 from torch import Tensor
 
 import quintain.learning
-from quintain.algorithm import KINDS, Anchor, Piece, Plan, Row
+from quintain.cli.describe import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
 from quintain.errors import UsageError
-from quintain.learning.presets import PRESETS
+from quintain.interfaces.algorithm import Anchor, Row
+from quintain.interfaces.pieces import KINDS, Piece
+from quintain.interfaces.sampling_plan import Plan
+from quintain.learning.algorithms import PRESETS
 from quintain.learning.terms import Pool, Terms
-from quintain.methods import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
-from quintain.plugins.discovery import discover
-from quintain.plugins.registry import Registry
+from quintain.registry.discovery import discover
+from quintain.registry.lookup import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"
@@ -80,8 +82,8 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("maxrl", {"overlong": 0.2}),
     ("sft", {"overlong": 0.2}),
 )
-"""A row and changes to it that do not combine; one for every refusal of a pair in `quintain.algorithm`, and those of
-pieces (their ``fits``).
+"""A row and changes to it that do not combine; one for every refusal of a pair in
+`quintain.interfaces.algorithm`, and those of pieces (their ``fits``).
 """
 
 NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -111,7 +113,7 @@ def attributes(module: str, kind: type) -> dict[str, Any]:
 
 def rows_of_core() -> dict[str, tuple[str, Row]]:
     """Core's rows by name, each with its entry point."""
-    module = "quintain.learning.presets"
+    module = "quintain.learning.algorithms"
     places = {row.name: f"{module}:{at}" for at, row in attributes(module, Row).items()}
     return {name: (places[name], row) for name, row in PRESETS.items()}
 

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from quintain.recipe import Recipe
+from quintain.training.recipe.tables import Recipe
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from quintain.plugins.discovery import GROUPS
-from quintain.plugins.manifest import FILE, Manifest, parse
+from quintain.registry.discovery import GROUPS
+from quintain.registry.manifest import FILE, Manifest, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAD = """\

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from quintain.algorithm import Piece, Row
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.pieces import Piece
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.learning.problem import Problem
-from quintain.transcript import TrainingSequence
+from quintain.learning.optimizer_step import Problem
+from quintain.types.transcript import TrainingSequence
 
 from .cases import LONGEST, TEMPERATURE, Case, Reply, pairs, replies
 from .exact import exact

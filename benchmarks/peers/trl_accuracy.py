@@ -21,8 +21,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.common import Door, trial_arguments
 from quintain import Environment, Message, Task
-from quintain.task import messages_of
 from quintain.testing import rollout
+from quintain.types.task import messages_of
 
 
 def load(name: str, args: Mapping[str, Any]) -> Environment[Any, Any]:

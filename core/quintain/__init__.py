@@ -5,61 +5,59 @@ Public names are imported when first used, so ``import quintain`` costs next to 
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent import Agent as Agent
-    from .agent import Endpoint as Endpoint
-    from .agent import Limits as Limits
-    from .algorithm import KL as KL
-    from .algorithm import Interrupt as Interrupt
-    from .algorithm import Piece as Piece
-    from .algorithm import Plan as Plan
-    from .algorithm import Row as Row
-    from .algorithm import admission as admission
-    from .algorithm import advantage as advantage
-    from .algorithm import aggregation as aggregation
-    from .algorithm import correction as correction
-    from .algorithm import objective as objective
-    from .algorithm import per_group as per_group
-    from .algorithm import update as update
-    from .engine import Engine as Engine
-    from .engine import Reply as Reply
-    from .engine import Sampled as Sampled
-    from .engine import Sampling as Sampling
-    from .engine import TokenEngine as TokenEngine
-    from .engine import Weights as Weights
-    from .environment import Demonstration as Demonstration
-    from .environment import Environment as Environment
-    from .environment import control as control
     from .errors import InfrastructureError as InfrastructureError
     from .errors import LimitReached as LimitReached
     from .errors import PolicyFault as PolicyFault
     from .errors import QuintainError as QuintainError
-    from .reward import Reward as Reward
-    from .reward import group_reward as group_reward
-    from .reward import reward as reward
-    from .rollout import Ending as Ending
-    from .rollout import Group as Group
-    from .rollout import Rollout as Rollout
-    from .rollout import Score as Score
-    from .rollout import Turn as Turn
-    from .service import Judge as Judge
-    from .service import Likelihood as Likelihood
-    from .service import Sandbox as Sandbox
-    from .service import Service as Service
-    from .service import Verdict as Verdict
-    from .service import Workers as Workers
-    from .service import need as need
-    from .task import Message as Message
-    from .task import Task as Task
-    from .task import ToolCall as ToolCall
-    from .tools import Tool as Tool
-    from .tools import ToolSpec as ToolSpec
-    from .transcript import Transcript as Transcript
+    from .interfaces.agent import Agent as Agent
+    from .interfaces.agent import Endpoint as Endpoint
+    from .interfaces.agent import Limits as Limits
+    from .interfaces.algorithm import KL as KL
+    from .interfaces.algorithm import Row as Row
+    from .interfaces.engine import Engine as Engine
+    from .interfaces.engine import Reply as Reply
+    from .interfaces.engine import TokenEngine as TokenEngine
+    from .interfaces.engine import Weights as Weights
+    from .interfaces.environment import Demonstration as Demonstration
+    from .interfaces.environment import Environment as Environment
+    from .interfaces.environment import control as control
+    from .interfaces.pieces import Piece as Piece
+    from .interfaces.pieces import admission as admission
+    from .interfaces.pieces import advantage as advantage
+    from .interfaces.pieces import aggregation as aggregation
+    from .interfaces.pieces import correction as correction
+    from .interfaces.pieces import objective as objective
+    from .interfaces.pieces import per_group as per_group
+    from .interfaces.pieces import update as update
+    from .interfaces.reward import Reward as Reward
+    from .interfaces.reward import group_reward as group_reward
+    from .interfaces.reward import reward as reward
+    from .interfaces.sampling_plan import Plan as Plan
+    from .interfaces.service import Judge as Judge
+    from .interfaces.service import Likelihood as Likelihood
+    from .interfaces.service import Sandbox as Sandbox
+    from .interfaces.service import Service as Service
+    from .interfaces.service import Verdict as Verdict
+    from .interfaces.service import Workers as Workers
+    from .interfaces.service import need as need
+    from .interfaces.tools import Tool as Tool
+    from .interfaces.tools import ToolSpec as ToolSpec
+    from .types.rollout import Ending as Ending
+    from .types.rollout import Group as Group
+    from .types.rollout import Rollout as Rollout
+    from .types.rollout import Score as Score
+    from .types.rollout import Turn as Turn
+    from .types.sampling import Interrupt as Interrupt
+    from .types.sampling import Sampling as Sampling
+    from .types.task import Message as Message
+    from .types.task import Task as Task
+    from .types.task import ToolCall as ToolCall
+    from .types.transcript import Sampled as Sampled
+    from .types.transcript import Transcript as Transcript
 
 __version__ = "0.1.0"
 
@@ -67,13 +65,13 @@ API_VERSION = 1
 """Of the contract with plugins; a manifest names the one it was written for. It changes only when something breaks."""
 
 _HOMES = {
-    "agent": ("Agent", "Endpoint", "Limits"),
-    "algorithm": (
-        "Interrupt",
-        "KL",
+    "errors": ("InfrastructureError", "LimitReached", "PolicyFault", "QuintainError"),
+    "interfaces.agent": ("Agent", "Endpoint", "Limits"),
+    "interfaces.algorithm": ("KL", "Row"),
+    "interfaces.engine": ("Engine", "Reply", "TokenEngine", "Weights"),
+    "interfaces.environment": ("Demonstration", "Environment", "control"),
+    "interfaces.pieces": (
         "Piece",
-        "Plan",
-        "Row",
         "admission",
         "advantage",
         "aggregation",
@@ -82,15 +80,14 @@ _HOMES = {
         "per_group",
         "update",
     ),
-    "engine": ("Engine", "Reply", "Sampled", "Sampling", "TokenEngine", "Weights"),
-    "environment": ("Demonstration", "Environment", "control"),
-    "errors": ("InfrastructureError", "LimitReached", "PolicyFault", "QuintainError"),
-    "reward": ("Reward", "group_reward", "reward"),
-    "rollout": ("Ending", "Group", "Rollout", "Score", "Turn"),
-    "service": ("Judge", "Likelihood", "Sandbox", "Service", "Verdict", "Workers", "need"),
-    "task": ("Message", "Task", "ToolCall"),
-    "tools": ("Tool", "ToolSpec"),
-    "transcript": ("Transcript",),
+    "interfaces.reward": ("Reward", "group_reward", "reward"),
+    "interfaces.sampling_plan": ("Plan",),
+    "interfaces.service": ("Judge", "Likelihood", "Sandbox", "Service", "Verdict", "Workers", "need"),
+    "interfaces.tools": ("Tool", "ToolSpec"),
+    "types.rollout": ("Ending", "Group", "Rollout", "Score", "Turn"),
+    "types.sampling": ("Interrupt", "Sampling"),
+    "types.task": ("Message", "Task", "ToolCall"),
+    "types.transcript": ("Sampled", "Transcript"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -107,17 +104,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-class _Package(ModuleType):
-    """Keeps a public name that is spelled like its module (`reward`).
-
-    The import system binds each submodule on its package, over whatever is there.
-    """
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if not (name in _HOME and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 
 from quintain.learning.batch import Batch, Sample
-from quintain.transcript import TrainingSequence
+from quintain.types.transcript import TrainingSequence
 
 
 def sequence(

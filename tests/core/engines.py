@@ -6,10 +6,12 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from quintain.chat.template import ByteCodec
-from quintain.engine import Sampled, Sampling, TokenEngine, Weights
-from quintain.task import Message
-from quintain.tools import ToolSpec
+from quintain.interfaces.engine import TokenEngine, Weights
+from quintain.interfaces.tools import ToolSpec
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message
+from quintain.types.transcript import Sampled
 
 Speak = Callable[[str, Sampling], str | Exception]
 

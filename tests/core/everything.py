@@ -13,14 +13,17 @@ import torch
 from torch import Tensor
 
 from quintain import Environment, Limits, Rollout, Task, advantage, objective, reward
-from quintain.algorithm import KL, Interrupt, Plan, update
-from quintain.conduct import conduct
+from quintain.interfaces.algorithm import KL
+from quintain.interfaces.pieces import update
+from quintain.interfaces.sampling_plan import Plan
 from quintain.learning import PRESETS, Terms
-from quintain.learning.advantages import Step
-from quintain.learning.problem import Problem
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.store import Record, RunFolder
+from quintain.learning.optimizer_step import Problem
+from quintain.learning.pieces.advantages import Step
+from quintain.training.build import conduct
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import Record, RunFolder
+from quintain.training.screen import Screen
+from quintain.types.sampling import Interrupt
 
 from .learns import tiny_folder
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from quintain import Environment, Limits, Rollout, Task, reward
-from quintain.conduct import conduct
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.store import RunFolder
+from quintain.training.build import conduct
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
 
 
 @reward(range=(0, 1))

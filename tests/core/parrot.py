@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from quintain import Environment, Limits, Rollout, Task, reward
-from quintain.environment import Demonstration
-from quintain.service import need
+from quintain.interfaces.environment import Demonstration
+from quintain.interfaces.service import need
 
 
 @reward(range=(0, 1))

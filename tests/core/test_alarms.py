@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from quintain import alarms
-from quintain.alarms import ALARMS, Alarm, Band, Change, History, Watch, spells
-from quintain.report.curves import picture
-from quintain.report.ending import alarms as ending
-from quintain.report.screen import Screen
-from quintain.store import Record, plain
 from quintain.testing import isolated_plugins
+from quintain.training import alerts as alarms
+from quintain.training.alerts import ALARMS, Alarm, Band, Change, History, Watch, spells
+from quintain.training.curves import picture
+from quintain.training.run_folder import Record, plain
+from quintain.training.screen import Screen
+from quintain.training.summary import alarms as ending
 
 from .everything import played, settings
 

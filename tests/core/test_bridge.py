@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.chat.bridge import Conversation, spoken
-from quintain.chat.formats import parse
-from quintain.chat.template import PLAIN_STOPS, ByteCodec, render_plain
-from quintain.engine import Sampled
-from quintain.task import Message
-from quintain.transcript import Source
+from quintain.models.tokenizer import PLAIN_STOPS, render_plain
+from quintain.rollouts.chat.bridge import Conversation, spoken
+from quintain.rollouts.chat.tool_calls import parse
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.types.task import Message
+from quintain.types.transcript import Sampled, Source
 
 from .engines import ThoughtlessCodec
 

@@ -7,9 +7,10 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.chat.template import PLAIN_STOPS, ByteCodec, render_plain
-from quintain.task import Message, ToolCall
-from quintain.tools import ToolSpec
+from quintain.interfaces.tools import ToolSpec
+from quintain.models.tokenizer import PLAIN_STOPS, render_plain
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.types.task import Message, ToolCall
 
 CODEC = ByteCodec()
 SPECIAL = st.sampled_from(ByteCodec.SPECIAL)

@@ -20,14 +20,14 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from quintain.checkpoint import Checkpoint, Keeper, best, latest
 from quintain.errors import RunError, StorageError
+from quintain.learning.algorithms import RLOO
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
-from quintain.learning.presets import RLOO
-from quintain.model.codec import HFCodec
-from quintain.store import RunFolder
-from quintain.transcript import TrainingSequence
+from quintain.models.tokenizer import HFCodec
+from quintain.training.checkpoint import Checkpoint, Keeper, best, latest
+from quintain.training.run_folder import RunFolder
+from quintain.types.transcript import TrainingSequence
 
 from .models import byte_tokenizer, tiny_model
 
@@ -241,7 +241,7 @@ def test_a_full_disk_is_noticed_before_and_while_writing(small_disk: Path, monke
             keep.save(1, learner=trained, state={})
         assert not run.checkpoints.exists()
         # Now the disk fills after that look at it.
-        monkeypatch.setattr("quintain.checkpoint.free_bytes", lambda path: 10**12)
+        monkeypatch.setattr("quintain.training.checkpoint.free_bytes", lambda path: 10**12)
         with pytest.raises(StorageError, match="no room to write .*step-000001"):
             keep.save(1, learner=trained, state={})
         assert list(run.checkpoints.iterdir()) == []
@@ -254,10 +254,10 @@ from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)
-from quintain.checkpoint import Keeper
+from quintain.training.checkpoint import Keeper
 from quintain.learning.learner import Learner
-from quintain.learning.presets import RLOO
-from quintain.store import RunFolder
+from quintain.learning.algorithms import RLOO
+from quintain.training.run_folder import RunFolder
 from core.models import byte_tokenizer, tiny_model
 
 codec = SimpleNamespace(tokenizer=byte_tokenizer())

@@ -15,20 +15,21 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
-from quintain import conduct as conducting
 from quintain.cli import main
-from quintain.engine import Engine, Reply, Sampling, TokenEngine, Weights
-from quintain.environment import Environment
 from quintain.errors import UsageError
-from quintain.plugins.registry import isolated
-from quintain.recipe import Recipe
-from quintain.report.screen import program
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.service import Service, need
-from quintain.store import list_runs
-from quintain.task import Message, Task
-from quintain.transcript import Sampled
+from quintain.interfaces.engine import Engine, Reply, TokenEngine, Weights
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.interfaces.service import Service, need
+from quintain.registry.lookup import isolated
+from quintain.training import build as conducting
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import list_runs
+from quintain.training.screen import program
+from quintain.types.rollout import Rollout
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message, Task
+from quintain.types.transcript import Sampled
 
 
 @reward
@@ -258,7 +259,7 @@ def test_runs_says_that_the_model_grows(
                 seen.append(list_runs("runs")[0].state)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("quintain.nursery.grown", grown)
+    monkeypatch.setattr("quintain.training.nursery.grown", grown)
     status, _, err = called(capsys, "--env", "doubling")
     assert status == 130 and seen == ["running", "growing", "running"]
     assert "stopped; go on with: " in err and "quintain train --resume runs/doubling-1" in err

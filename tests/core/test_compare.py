@@ -14,24 +14,24 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
-from quintain import conduct as conducting
 from quintain.cli import main
 from quintain.cli.compare import repeated
-from quintain.compare import Budget, compared
-from quintain.environment import Environment
 from quintain.errors import PluginError, RunError, StorageError, UsageError
-from quintain.fits import NoFit, RepeatedSampling, Sigmoid
-from quintain.plugins.registry import isolated
-from quintain.recipe import Recipe
-from quintain.report.compared import notes, picture, row
-from quintain.report.screen import Screen
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.run import Interrupted
-from quintain.service import need
-from quintain.standings import Standing, standings
-from quintain.store import RunFolder
-from quintain.task import Task
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.interfaces.service import need
+from quintain.registry.lookup import isolated
+from quintain.training import build as conducting
+from quintain.training.compare import Budget, compared
+from quintain.training.compared import notes, picture, row
+from quintain.training.fits import NoFit, RepeatedSampling, Sigmoid
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run import Interrupted
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+from quintain.training.standings import Standing, standings
+from quintain.types.rollout import Rollout
+from quintain.types.task import Task
 
 from .models import save_tiny
 

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain import curriculum, selection
-from quintain.algorithm import Plan
-from quintain.curriculum import Curriculum, Pick
-from quintain.environment import Environment
 from quintain.errors import NoTasksError, PluginError, RecipeError, RunError, UsageError
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.task import Task
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.interfaces.sampling_plan import Plan
+from quintain.training import task_order as selection
+from quintain.training import tasks as curriculum
+from quintain.training.tasks import Curriculum, Pick
+from quintain.types.rollout import Rollout
+from quintain.types.task import Task
 
 
 @reward

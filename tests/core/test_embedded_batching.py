@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintain.engine import Sampled, Sampling
-from quintain.engines.decoding import LayerForward
-from quintain.engines.embedded import EmbeddedEngine
-from quintain.engines.sampler import Sampler, invert, truncate
-from quintain.engines.slots import common_prefix
-from quintain.engines.snapshot import merged_tensors
+from quintain.engines.embedded.decoding import LayerForward
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.engines.embedded.sampler import Sampler, invert, truncate
+from quintain.engines.embedded.slots import common_prefix
+from quintain.engines.embedded.snapshot import merged_tensors
 from quintain.errors import InfrastructureError
+from quintain.types.sampling import Sampling
+from quintain.types.transcript import Sampled
 
 from .models import tiny_model
 from .test_embedded_engine import CODEC, engine_of, plain_logps, prompts, run, sample_all, under_way

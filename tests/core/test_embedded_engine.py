@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 import pytest
 import torch
 
-from quintain.engine import Sampled, Sampling
-from quintain.engines.decoding import BatchForward, LayerForward, ModuleForward
-from quintain.engines.embedded import EmbeddedEngine
+from quintain.engines.embedded.decoding import BatchForward, LayerForward, ModuleForward
+from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.likelihood import LikelihoodService
 from quintain.errors import InfrastructureError, LimitReached, UsageError
-from quintain.model.codec import HFCodec
-from quintain.task import Message
+from quintain.models.tokenizer import HFCodec
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message
+from quintain.types.transcript import Sampled
 
 from .models import KINDS, byte_tokenizer, save_tiny, tiny_model
 
@@ -296,7 +297,7 @@ def test_a_model_folder_is_enough(tmp_path: Path) -> None:
 
 
 def test_long_prompts_are_computed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quintain.engines.embedded.PREFILL_TOKENS", 16)
+    monkeypatch.setattr("quintain.engines.embedded.engine.PREFILL_TOKENS", 16)
     model = tiny_model()
     calls = [(ids, Sampling(seed=i, max_tokens=6)) for i, ids in enumerate([*prompts(6), list(range(100))])]
     for (ids, _), out in zip(calls, run(sample_all(engine_of(model), calls)), strict=True):

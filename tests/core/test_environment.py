@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from quintain.agent import Limits
-from quintain.environment import Environment, control
 from quintain.errors import EnvironmentFault, QuintainError, UnknownNameError, UsageError, did_you_mean
-from quintain.plugins.binding import bind, signature_of
-from quintain.reward import Constant
-from quintain.service import Service, need
-from quintain.task import Message, Task
+from quintain.interfaces.agent import Limits
+from quintain.interfaces.environment import Environment, control
+from quintain.interfaces.reward import Constant
+from quintain.interfaces.service import Service, need
+from quintain.registry.binding import bind, signature_of
+from quintain.types.task import Message, Task
 
 
 class Box(Service):

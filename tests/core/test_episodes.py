@@ -8,16 +8,15 @@ from typing import Any
 
 import pytest
 
-from quintain.agent import Agent, Limits
-from quintain.engine import Sampling
-from quintain.environment import Environment
-from quintain.episodes import Job, Setting, run_groups
 from quintain.errors import BindingError, InfrastructureError, PolicyFault, RewardFault
-from quintain.reward import Reward, group_reward, reward
-from quintain.rollout import EndingKind, Group, Rollout
-from quintain.service import need
-from quintain.session import derived_seed
-from quintain.task import Task
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import Reward, group_reward, reward
+from quintain.interfaces.service import need
+from quintain.rollouts.runner import Job, Setting, run_groups
+from quintain.types.rollout import EndingKind, Group, Rollout
+from quintain.types.sampling import Sampling, derived_seed
+from quintain.types.task import Task
 
 from .engines import Speaker
 

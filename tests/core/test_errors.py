@@ -10,11 +10,6 @@ from typing import Any
 import pytest
 
 from quintain import Environment, errors
-from quintain.controls import ControlEngine
-from quintain.curriculum import Curriculum
-from quintain.engine import Sampling
-from quintain.environment import yielded
-from quintain.episodes import Job, Setting, run_episode
 from quintain.errors import (
     BindingError,
     EnvironmentFault,
@@ -26,11 +21,16 @@ from quintain.errors import (
     place_of,
     said_by,
 )
-from quintain.evaluate import tasks_of
-from quintain.plugins.binding import bind
-from quintain.plugins.registry import load
-from quintain.task import Task
+from quintain.evaluation.controls import ControlEngine
+from quintain.evaluation.evaluate import tasks_of
+from quintain.interfaces.environment import yielded
+from quintain.registry.binding import bind
+from quintain.registry.lookup import load
+from quintain.rollouts.runner import Job, Setting, run_episode
 from quintain.testing import rollout
+from quintain.training.tasks import Curriculum
+from quintain.types.sampling import Sampling
+from quintain.types.task import Task
 
 MISTAKES = """
 import json

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.estimates import Vote, cons_at_k, default_ks, mean, pass_at_k, proportion, wilson
+from quintain.evaluation.estimates import Vote, cons_at_k, default_ks, mean, pass_at_k, proportion, wilson
 
 votes_strategy = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=8

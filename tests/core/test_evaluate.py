@@ -18,21 +18,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.agent import Agent
 from quintain.cli import main
 from quintain.cli.evaluate import Bar
-from quintain.engine import Sampling
-from quintain.environment import Environment, control
 from quintain.errors import EnvironmentFault, NoTasksError, PolicyFault, UsageError
-from quintain.estimates import cons_at_k, pass_at_k, wilson
-from quintain.evaluate import Evaluation, check_controls, evaluate, tasks_of
-from quintain.plugins.registry import isolated
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.service import Service, need
-from quintain.task import Message, Task
+from quintain.evaluation.answers import final_answer
+from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
+from quintain.evaluation.evaluate import Evaluation, check_controls, evaluate, tasks_of
+from quintain.interfaces.agent import Agent
+from quintain.interfaces.environment import Environment, control
+from quintain.interfaces.reward import reward
+from quintain.interfaces.service import Service, need
+from quintain.registry.lookup import isolated
 from quintain.testing.scripted import ScriptedEngine
-from quintain.voting import final_answer
+from quintain.types.rollout import Rollout
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message, Task
 
 
 @reward(range=(0, 1))
@@ -379,10 +379,10 @@ def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     source = tmp_path / "mine.py"
     source.write_text(
         "from __future__ import annotations\n"
-        "from quintain.environment import Environment\n"
+        "from quintain.interfaces.environment import Environment\n"
         "from quintain.reward import reward\n"
-        "from quintain.rollout import Rollout\n"
-        "from quintain.task import Task\n"
+        "from quintain.types.rollout import Rollout\n"
+        "from quintain.types.task import Task\n"
         "class Mine(Environment[Task, None]):\n"
         "    reward = reward(lambda rollout: float(rollout.reply == 'yes'))\n"
         "    word: str = 'no'\n"

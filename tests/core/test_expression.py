@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import RecipeError, UnknownNameError, UsageError
-from quintain.expression import parse_reward
-from quintain.reward import Constant, Reward, reward
-from quintain.rollout import Rollout
+from quintain.interfaces.reward import Constant, Reward, reward
+from quintain.training.recipe.rewards import parse_reward
+from quintain.types.rollout import Rollout
 
 
 @reward

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import Piece, find
+from quintain.interfaces.pieces import Piece, find
 from quintain.learning import PRESETS, Terms
 from quintain.learning.loss import weighted_sum
 

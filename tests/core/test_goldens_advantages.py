@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.algorithm import find
 from quintain.errors import UsageError
+from quintain.interfaces.pieces import find
 from quintain.learning import Batch, Sample
-from quintain.learning.advantages import Step, is_constant, returns
 from quintain.learning.batch import overlong
+from quintain.learning.pieces.advantages import Step, is_constant, returns
 
 from . import batches
 

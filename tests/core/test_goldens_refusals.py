@@ -9,10 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import KL, Interrupt, Piece, Plan
 from quintain.errors import BindingError, UnknownNameError, UsageError
+from quintain.interfaces.algorithm import KL
+from quintain.interfaces.pieces import Piece
+from quintain.interfaces.sampling_plan import Plan
 from quintain.learning import PRESETS, Terms
-from quintain.plugins.binding import bind
+from quintain.registry.binding import bind
+from quintain.types.sampling import Interrupt
 
 NAN, INF = float("nan"), float("inf")
 

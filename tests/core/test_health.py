@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from quintain.engine import Sampling
 from quintain.errors import UsageError
-from quintain.evaluate import Evaluation
-from quintain.health import BINS, confidence, evaluation_metrics, held_out, step_metrics
-from quintain.report.curves import draw, picture
-from quintain.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
-from quintain.store import RunFolder, plain
-from quintain.task import Task
-from quintain.transcript import Branch, Source, Transcript
+from quintain.evaluation.evaluate import Evaluation
+from quintain.training.curves import draw, picture
+from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
+from quintain.training.run_folder import RunFolder, plain
+from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
+from quintain.types.sampling import Sampling
+from quintain.types.task import Task
+from quintain.types.transcript import Branch, Source, Transcript
 
 from .everything import played, settings
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from quintain import hub
 from quintain.errors import UsageError
-from quintain.store import model_named
+from quintain.models import hf as hub
+from quintain.training.run_folder import model_named
 
 hub_constants: Any = pytest.importorskip("huggingface_hub.constants", reason="needs quintain[train]")
 
@@ -116,7 +116,7 @@ def test_switches_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_nobody_can_fetch(cut_off: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One message and no retries of the library's."""
-    load_model = pytest.importorskip("quintain.model.load", reason="needs quintain[train]").load_model
+    load_model = pytest.importorskip("quintain.models.load", reason="needs quintain[train]").load_model
     with pytest.raises(UsageError) as raised:
         load_model("nobody/nothing")
     assert str(raised.value) == (

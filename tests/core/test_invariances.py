@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import KL, Row
 from quintain.errors import RunError
+from quintain.interfaces.algorithm import KL, Row
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.learning.advantages import Step
 from quintain.learning.loss import weighted_sum
 from quintain.learning.microbatch import Columns
+from quintain.learning.pieces.advantages import Step
 from quintain.learning.terms import Terms
-from quintain.transcript import TrainingSequence
+from quintain.types.transcript import TrainingSequence
 
 from . import batches
 from .models import tiny_model

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quintain.errors import UsageError
-from quintain.model.forward import Bundle, Forward, Row, shared_start
+from quintain.models.forward import Bundle, Forward, Row, shared_start
 
 from .models import KINDS, tiny_model
 

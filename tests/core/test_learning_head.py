@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintain.model.head import statistics
+from quintain.models.head import statistics
 
 
 def case(n: int = 7, d: int = 5, v: int = 11, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -220,8 +220,8 @@ def test_likeliest_tokens(top: int, prune: float) -> None:
 
 def test_sampler_and_scorer_leave_out_the_same_tokens() -> None:
     """The sampler's log-prob of a token, which it may draw, is the scorer's under the same share and temperature."""
-    from quintain.engine import Sampling
-    from quintain.engines.sampler import Sampler
+    from quintain.engines.embedded.sampler import Sampler
+    from quintain.types.sampling import Sampling
 
     hidden, weight, _ = case(n=60, v=11)
     hows = [Sampling(temperature=0.8, prune=0.2)] * 60

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import KL, Row
 from quintain.errors import RunError, UsageError
+from quintain.interfaces.algorithm import KL, Row
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.transcript import TrainingSequence
+from quintain.types.transcript import TrainingSequence
 
 from . import batches
 from .models import tiny_model

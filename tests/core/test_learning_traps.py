@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quintain.engine import Sampling
 from quintain.learning import PRESETS, Learner
+from quintain.types.sampling import Sampling
 
 from . import batches
 from .models import tiny_model

@@ -11,11 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import KL, advantage, objective, update
+from quintain.interfaces.algorithm import KL
+from quintain.interfaces.pieces import advantage, objective, update
 from quintain.learning import PRESETS, Batch, Learner, Terms
-from quintain.learning.advantages import Step
 from quintain.learning.meter import Meter, advantage_metrics, sampler_metrics, staleness
-from quintain.learning.problem import Problem
+from quintain.learning.optimizer_step import Problem
+from quintain.learning.pieces.advantages import Step
 
 from . import batches
 from .models import tiny_model

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from quintain.model.layers import Decoder, attend, fuse_storage
+from quintain.models.layers import Decoder, attend, fuse_storage
 
 from .models import save_tiny, tiny_model
 

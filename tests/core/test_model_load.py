@@ -9,12 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.chat.template import PLAIN_STOPS, ByteCodec
 from quintain.errors import UsageError
-from quintain.model.codec import HFCodec
-from quintain.model.load import load_model, without_dropout
-from quintain.task import Message, ToolCall
-from quintain.tools import ToolSpec
+from quintain.interfaces.tools import ToolSpec
+from quintain.models.load import load_model, without_dropout
+from quintain.models.tokenizer import PLAIN_STOPS, HFCodec
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.types.task import Message, ToolCall
 
 from .models import byte_tokenizer, save_tiny, tiny_model
 

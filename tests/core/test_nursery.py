@@ -19,18 +19,18 @@ import pytest
 
 pytest.importorskip("torch", reason="growing needs quintain[train]")
 
-from quintain import nursery
 from quintain.cli import main
 from quintain.cli.train import _recipe, train
-from quintain.environment import Demonstration, Environment
+from quintain.interfaces.environment import Demonstration, Environment
+from quintain.interfaces.reward import reward
 from quintain.learning.learner import Learner
-from quintain.nursery import grown
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.stage import Casting, cast_table
-from quintain.task import Task
+from quintain.training import nursery
+from quintain.training.nursery import grown
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import Casting, cast_table
+from quintain.training.screen import Screen
+from quintain.types.rollout import Rollout
+from quintain.types.task import Task
 
 ARGS = """
 [[environments]]
@@ -88,7 +88,7 @@ class Watched(Screen):
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr("quintain.report.screen.program", lambda: "quintain")
+    monkeypatch.setattr("quintain.training.screen.program", lambda: "quintain")
     return tmp_path / "models"
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import pytest
 
-from quintain.algorithm import Interrupt, Plan, Row
-from quintain.conduct import algorithm
 from quintain.errors import BindingError
-from quintain.learning.presets import DR_GRPO
-from quintain.plugins.binding import bind
-from quintain.recipe import Recipe
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.sampling_plan import Plan
+from quintain.learning.algorithms import DR_GRPO
+from quintain.registry.binding import bind
+from quintain.training.build import algorithm
+from quintain.training.recipe.tables import Recipe
+from quintain.types.sampling import Interrupt
 
 ENVIRONMENT = '[[environments]]\nuse = "arithmetic"\n'
 

@@ -14,20 +14,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.agent import Agent, Limits
-from quintain.algorithm import Candidate, Plan
-from quintain.engine import Sampling
-from quintain.engines.embedded import EmbeddedEngine
-from quintain.environment import Environment
-from quintain.episodes import Job, Setting
+from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import InfrastructureError, NoTasksError, RunError
-from quintain.filling import Filled, fill
-from quintain.learning.admission import varied
-from quintain.model.codec import HFCodec
-from quintain.reward import reward
-from quintain.rollout import Group, Rollout
-from quintain.session import derived_seed
-from quintain.task import Task
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.algorithm import Candidate
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.interfaces.sampling_plan import Plan
+from quintain.learning.pieces.group_filter import varied
+from quintain.models.tokenizer import HFCodec
+from quintain.rollouts.runner import Job, Setting
+from quintain.training.collect import Filled, fill
+from quintain.types.rollout import Group, Rollout
+from quintain.types.sampling import Sampling, derived_seed
+from quintain.types.task import Task
 
 from .engines import Speaker
 from .models import byte_tokenizer, tiny_model

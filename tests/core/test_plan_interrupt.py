@@ -9,20 +9,19 @@ from typing import Any
 import pytest
 import torch
 
-from quintain.agent import Agent, Limits
-from quintain.algorithm import Interrupt
-from quintain.chat.template import ByteCodec
-from quintain.engine import Sampled, Sampling
-from quintain.engines.embedded import EmbeddedEngine
-from quintain.environment import Environment
-from quintain.episodes import Job, Setting, run_groups
-from quintain.evaluate import evaluate
-from quintain.model.codec import HFCodec
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.task import Task
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.evaluation.evaluate import evaluate
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import reward
+from quintain.models.tokenizer import HFCodec
+from quintain.rollouts.runner import Job, Setting, run_groups
+from quintain.testing.byte_tokenizer import ByteCodec
 from quintain.testing.scripted import ScriptedEngine, fake_logp
-from quintain.transcript import Source
+from quintain.types.rollout import Rollout
+from quintain.types.sampling import Interrupt, Sampling
+from quintain.types.task import Task
+from quintain.types.transcript import Sampled, Source
 
 from .engines import ThoughtlessCodec
 from .models import byte_tokenizer, tiny_model

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.conduct import engine_for, mirror_for
-from quintain.engine import Sampling
-from quintain.engines.embedded import EmbeddedEngine
-from quintain.engines.snapshot import Snapshot
-from quintain.learning.presets import DR_GRPO
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.engines.embedded.snapshot import Snapshot
+from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.setup import ready
 from quintain.learning.weights import ModuleWeights
-from quintain.model.codec import HFCodec
-from quintain.model.load import LoadedModel
-from quintain.publishing import Publisher
-from quintain.recipe import Recipe
+from quintain.models.load import LoadedModel
+from quintain.models.tokenizer import HFCodec
+from quintain.training.build import engine_for, mirror_for
+from quintain.training.recipe.tables import Recipe
+from quintain.training.weight_sync import Publisher
+from quintain.types.sampling import Sampling
 
 from .models import byte_tokenizer, tiny_model
 

@@ -12,16 +12,19 @@ from typing import Any
 
 import pytest
 
-from quintain import piece as algorithm
-from quintain.algorithm import KINDS, KL, Interrupt, Plan, Row
 from quintain.cli import main
+from quintain.cli.describe import PHRASES, Difference, differences, phrase, settings
 from quintain.errors import PluginError
-from quintain.learning.presets import PRESETS
-from quintain.methods import PHRASES, Difference, differences, phrase, settings
-from quintain.plugins import discovery
-from quintain.plugins.discovery import Component, discover
-from quintain.plugins.manifest import parse
-from quintain.plugins.registry import Registry, isolated
+from quintain.interfaces import pieces as algorithm
+from quintain.interfaces.algorithm import KL, Row
+from quintain.interfaces.pieces import KINDS
+from quintain.interfaces.sampling_plan import Plan
+from quintain.learning.algorithms import PRESETS
+from quintain.registry import discovery
+from quintain.registry.discovery import Component, discover
+from quintain.registry.lookup import Registry, isolated
+from quintain.registry.manifest import parse
+from quintain.types.sampling import Interrupt
 
 DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-preference")
 ALGORITHMS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
@@ -55,8 +58,8 @@ def test_listing_shows_every_row_with_its_source_and_imports_none() -> None:
     """`quintain list algorithms --json`, in an interpreter that can tell what was imported."""
     program = (
         "import sys; from quintain.cli import main; main(['list', 'algorithms', '--json']); "
-        "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'quintain.learning', 'quintain.algorithm', "
-        "'quintain_'))], file=sys.stderr)"
+        "print([m for m in sys.modules if m.startswith(('torch', 'numpy', 'quintain.learning', "
+        "'quintain.interfaces.algorithm', 'quintain_'))], file=sys.stderr)"
     )
 
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
@@ -95,7 +98,7 @@ def test_core_pieces_come_through_the_same_door() -> None:
     """Found by name though nothing of `quintain.learning` is imported; a misspelled one costs no import at all."""
     program = """
 import sys
-from quintain.algorithm import find
+from quintain.interfaces.algorithm import find
 from quintain.errors import UnknownNameError
 try:
     find("objective", "cispoo")
@@ -288,7 +291,7 @@ def test_info_of_a_row_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path:
     """A file needs no packaging, and no manifest to have a summary."""
     file = tmp_path / "gentle.py"
     file.write_text(
-        "from quintain.learning.presets import GRPO\n"
+        "from quintain.learning.algorithms import GRPO\n"
         "GENTLE = GRPO.but(name='gentle', summary='Clips early.', source='me', objective={'low': 0.05})\n"
     )
     (found,) = told(capsys, "info", f"{file}:GENTLE")["components"]
@@ -303,7 +306,7 @@ def test_a_file_is_imported_once_for_its_row_and_its_pieces(tmp_path: Path, monk
     """A second copy would claim the same names again; another file of that name is another module."""
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
     source = (
-        "from quintain import objective\nfrom quintain.learning.presets import GRPO\n\n"
+        "from quintain import objective\nfrom quintain.learning.algorithms import GRPO\n\n"
         "@objective\ndef NAME(t):\n    return t.logp\n\n"
         "ROW = GRPO.but(name='row', objective=NAME)\n"
     )

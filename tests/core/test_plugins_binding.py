@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain import Environment, Judge, Rollout, Service, Task, Verdict, need, objective, reward
-from quintain.algorithm import KL, Piece, Row
 from quintain.errors import BindingError, PluginError
-from quintain.plugins.binding import MISSING, bind, check_args, parameter_docs, signature_of, type_name
+from quintain.interfaces.algorithm import KL, Row
+from quintain.interfaces.pieces import Piece
+from quintain.registry.binding import MISSING, bind, check_args, parameter_docs, signature_of, type_name
 
 if TYPE_CHECKING:
     from decimal import Decimal

@@ -6,14 +6,15 @@ import inspect
 
 import pytest
 
-from quintain.algorithm import Piece, Row
-from quintain.engine import Engine
-from quintain.environment import Environment
-from quintain.plugins.binding import signature_of
-from quintain.plugins.discovery import Component, discover
-from quintain.plugins.registry import Registry
-from quintain.reward import Reward
-from quintain.service import Service
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.engine import Engine
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.pieces import Piece
+from quintain.interfaces.reward import Reward
+from quintain.interfaces.service import Service
+from quintain.registry.binding import signature_of
+from quintain.registry.discovery import Component, discover
+from quintain.registry.lookup import Registry
 
 DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-env-math", "quintain-math-verify", "quintain-shaping")
 OURS = [c for c in discover() if c.distribution in DISTRIBUTIONS]

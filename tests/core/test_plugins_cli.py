@@ -16,8 +16,8 @@ from quintain import cli
 from quintain.cli import COMMANDS, main
 from quintain.cli.listing import line_of
 from quintain.errors import InfrastructureError, RecipeError
-from quintain.plugins.discovery import Component
-from quintain.plugins.registry import Registry, isolated
+from quintain.registry.discovery import Component
+from quintain.registry.lookup import Registry, isolated
 
 
 def raises(error: BaseException) -> Callable[[], None]:

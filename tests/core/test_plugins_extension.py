@@ -128,8 +128,9 @@ def test_its_command_is_ours(env: dict[str, str]) -> None:
 def test_its_hooks_load_apart(env: dict[str, str]) -> None:
     """The good hook plugin works though the other is misspelled; strict, the misspelled one is fatal."""
     program = (
-        "from quintain.plugins.hooks import Hooks, StepEnd; h = Hooks.installed(); h.emit(StepEnd(step=4, metrics={}));"
-        "import third_party_pack.tally as t; print(t.steps, [f.plugin for f in h.failures])"
+        "from quintain.registry.hooks import Hooks, StepEnd; h = Hooks.installed(); "
+        "h.emit(StepEnd(step=4, metrics={})); import third_party_pack.tally as t; "
+        "print(t.steps, [f.plugin for f in h.failures])"
     )
 
     def run(**more: str) -> subprocess.CompletedProcess[str]:
@@ -145,7 +146,7 @@ def test_its_hooks_load_apart(env: dict[str, str]) -> None:
 def test_its_environment_is_bound_with_its_service(env: dict[str, str]) -> None:
     """Found by name, configured from plain data, given its service."""
     program = (
-        "from quintain.plugins.registry import load; from quintain.plugins.binding import bind;"
+        "from quintain.registry.lookup import load; from quintain.registry.binding import bind;"
         "book = bind(load('service', 'log_book'), {'limit': 3});"
         "e = bind(load('environment', 'echo'), {'words': ['a']}, {'book': book});"
         "print(e.words, e.book.limit, [t.prompt for t in e.tasks('train')])"

@@ -14,8 +14,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from quintain.errors import PluginError, UnknownNameError
-from quintain.plugins.discovery import Component
-from quintain.plugins.hooks import (
+from quintain.registry.discovery import Component
+from quintain.registry.hooks import (
     EVENTS,
     CheckpointSaved,
     EvaluationEnd,
@@ -28,7 +28,7 @@ from quintain.plugins.hooks import (
     allowed,
     hookimpl,
 )
-from quintain.plugins.registry import Registry, isolated
+from quintain.registry.lookup import Registry, isolated
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "hooks.md"
 

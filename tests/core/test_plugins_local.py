@@ -8,15 +8,15 @@ import pytest
 
 from quintain.cli import main
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
-from quintain.plugins.binding import bind, signature_of, without_parameters
-from quintain.plugins.local import components_in
-from quintain.plugins.registry import Registry, load
+from quintain.registry.binding import bind, signature_of, without_parameters
+from quintain.registry.local import components_in
+from quintain.registry.lookup import Registry, load
 
 REVERSE = '''
 import quintain
 from quintain import Environment, Row, Task, group_reward, objective, reward
-from quintain.engine import Engine
-from quintain.service import Service
+from quintain.interfaces.engine import Engine
+from quintain.interfaces.service import Service
 
 raise_when_run = 1
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import PluginError
-from quintain.plugins.manifest import Entry, Manifest, package_folder, parse, read
+from quintain.registry.manifest import Entry, Manifest, package_folder, parse, read
 
 GOOD = """
 api = 1

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from quintain.algorithm import KINDS
 from quintain.errors import PluginError, UnknownNameError
-from quintain.plugins.discovery import GROUPS, PIECES, Component, discover, kind_of
-from quintain.plugins.registry import Registry, current, isolated, load
+from quintain.interfaces.pieces import KINDS
+from quintain.registry.discovery import GROUPS, PIECES, Component, discover, kind_of
+from quintain.registry.lookup import Registry, current, isolated, load
 
 
 def component(name: str, target: str = "json:loads", distribution: str = "one", **more: str) -> Component:

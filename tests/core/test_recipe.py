@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain import toml
-from quintain.agent import Limits
 from quintain.errors import RecipeError
-from quintain.recipe import Recipe, override
-from quintain.recipe_errors import line_of
-from quintain.recipe_layers import bundled
+from quintain.interfaces.agent import Limits
+from quintain.training.recipe import toml
+from quintain.training.recipe.errors import line_of
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe, override
 
 SMALL = '[[environments]]\nuse = "arithmetic"\n'
 

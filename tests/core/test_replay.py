@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from quintain import Agent, Environment, Limits, Rollout, Task, group_reward, reward
-from quintain.engine import Engine
-from quintain.episodes import Job, Setting, run_groups
 from quintain.errors import InfrastructureError, UsageError
-from quintain.replay import Replays, named
-from quintain.task import Message
+from quintain.interfaces.engine import Engine
+from quintain.rollouts.replay import Replays, named
+from quintain.rollouts.runner import Job, Setting, run_groups
 from quintain.testing import ScriptedEngine
+from quintain.types.task import Message
 
 
 @reward(range=(0, 1))

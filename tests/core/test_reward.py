@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault
-from quintain.reward import Constant, Context, Reward, group_reward, reward
-from quintain.rollout import Rollout, Score
-from quintain.service import need
-from quintain.task import Task
+from quintain.interfaces.reward import Constant, Context, Reward, group_reward, reward
+from quintain.interfaces.service import need
 from quintain.testing import rollout
+from quintain.types.rollout import Rollout, Score
+from quintain.types.task import Task
 
 TASK = Task(prompt="2 + 2 =", answer="4")
 FINITE = st.floats(-1e6, 1e6)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.rollout import Ending, EndingKind, Group, Rollout, Score, Turn, spread
-from quintain.task import Message, Task, ToolCall
 from quintain.testing import ScriptedEngine, rollout
-from quintain.transcript import Branch, Source, Transcript
+from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn, spread
+from quintain.types.task import Message, Task, ToolCall
+from quintain.types.transcript import Branch, Source, Transcript
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBER = st.floats(allow_nan=False, width=64)
@@ -115,8 +115,8 @@ def test_nested_evidence_and_none() -> None:
 
 
 def test_what_an_engine_left_comes_back(quintain_run: Any) -> None:
-    from quintain.environment import Environment
-    from quintain.reward import Constant
+    from quintain.interfaces.environment import Environment
+    from quintain.interfaces.reward import Constant
 
     class Echo(Environment[Task, None]):
         reward = Constant(1)
@@ -155,7 +155,7 @@ def test_the_id_is_the_content(task: Maze) -> None:
 
 def test_ids_are_the_same_in_every_process() -> None:
     code = (
-        "from quintain.task import Task; print(Task(prompt='?', answer="
+        "from quintain.types.task import Task; print(Task(prompt='?', answer="
         "{frozenset('abc'), frozenset('de'), frozenset('fgh')}).id, Task(prompt='\\ud800').id)"
     )
     runs = [

@@ -10,10 +10,10 @@ from string import ascii_lowercase
 import pytest
 
 from quintain import Message, Sampling
-from quintain.engines.embedded import EmbeddedEngine
-from quintain.evaluate import evaluate
+from quintain.engines.embedded.engine import EmbeddedEngine
+from quintain.evaluation.evaluate import evaluate
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.model.load import load_model
+from quintain.models.load import load_model
 
 from . import batches
 from .learns import Babble, rises, tiny_folder

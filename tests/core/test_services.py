@@ -9,10 +9,10 @@ from typing import Any, Self
 import pytest
 
 from quintain.errors import RecipeError
-from quintain.recipe import Component
-from quintain.service import Service, need
-from quintain.services import opened, states
+from quintain.interfaces.service import Service, need
+from quintain.services.manager import opened, states
 from quintain.testing import isolated_plugins
+from quintain.training.recipe.tables import Component
 
 LOG: list[str] = []
 

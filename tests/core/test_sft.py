@@ -17,17 +17,18 @@ import pytest
 import torch
 
 from quintain import Rollout, Task
-from quintain.chat.template import ByteCodec
 from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.model.codec import HFCodec
-from quintain.model.load import load_model
-from quintain.recipe import EnvironmentTable
-from quintain.rollout import Ending, EndingKind, Score
-from quintain.seedling import build_tokenizer
-from quintain.sft import tune, with_thoughts
-from quintain.sft_sources import (
+from quintain.models.load import load_model
+from quintain.models.tokenizer import HFCodec
+from quintain.testing import rollout, run_episode
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.training.recipe.tables import EnvironmentTable
+from quintain.training.run_folder import RunFolder
+from quintain.training.seedling import build_tokenizer
+from quintain.training.sft import tune, with_thoughts
+from quintain.training.sft_sources import (
     Example,
     Source,
     Tokens,
@@ -39,11 +40,10 @@ from quintain.sft_sources import (
     rows_of,
     same_tokens,
 )
-from quintain.sft_sources import source_of as opened
-from quintain.starter import encoded
-from quintain.store import RunFolder
-from quintain.task import Message
-from quintain.testing import rollout, run_episode
+from quintain.training.sft_sources import source_of as opened
+from quintain.training.starter import encoded
+from quintain.types.rollout import Ending, EndingKind, Score
+from quintain.types.task import Message
 
 from . import parrot
 from .engines import ThoughtlessCodec
@@ -86,7 +86,7 @@ def scored(text: str, verdict: float = 1.0, **fields: Any) -> Rollout[Task, Any]
 
 
 def test_demonstrations_are_encoded_as_for_a_supervised_start() -> None:
-    """The same ids and mask as `quintain.starter.encoded`, the environment's system message included."""
+    """The same ids and mask as `quintain.training.starter.encoded`, the environment's system message included."""
     codec = HFCodec(build_tokenizer())
     found = source_of(f"{PARROT}:Echo", count=3)
     assert (found.kind, found.environment) == ("demonstrations", f"{PARROT}:Echo")
@@ -340,9 +340,9 @@ def teacher(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "evaluation": {"every": 0, "test": {"tasks": 0}},
         "checkpoint": {"every": 0, "best": False},
     }
-    from quintain.conduct import conduct
-    from quintain.recipe import Recipe
-    from quintain.report.screen import Screen
+    from quintain.training.build import conduct
+    from quintain.training.recipe.tables import Recipe
+    from quintain.training.screen import Screen
 
     made = Recipe.of(recipe)
     with RunFolder.create(place / "teacher", made.to_toml()) as folder:
@@ -384,7 +384,7 @@ def test_an_environment_gets_its_services(tiny: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     seen: list[Source] = []
     monkeypatch.setattr(
-        "quintain.sft.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
+        "quintain.training.sft.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
     )
     words = ("--service", f"book={PARROT}:Book", "--service-arg", "book.word=hello", "--examples", "2", "--epochs", "1")
     assert main(["sft", f"{PARROT}:Told", "--model", str(tiny), *words, "--json"]) == 0
@@ -414,7 +414,7 @@ def test_a_trained_model_is_kept_where_its_place_was_taken(
         (tmp_path / places[0] / "file").write_text("theirs")
         return tune(*args, **settings)
 
-    monkeypatch.setattr("quintain.sft.tune", rude)
+    monkeypatch.setattr("quintain.training.sft.tune", rude)
     report = run(capsys, *words, *given)
     assert places[1] == report["path"]
     assert "theirs" == (tmp_path / places[0] / "file").read_text()
@@ -436,7 +436,7 @@ def test_two_at_once_have_two_names(
             inner[0] = run(capsys, *words)
         return tune(*args, **settings)
 
-    monkeypatch.setattr("quintain.sft.tune", nested)
+    monkeypatch.setattr("quintain.training.sft.tune", nested)
     assert ("sft/echo-1", "sft/echo-2") == (run(capsys, *words)["path"], inner[0]["path"])
     assert all((tmp_path / "sft" / name / "quintain.json").is_file() for name in ("echo-1", "echo-2"))
 

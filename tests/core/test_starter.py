@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quintain.chat.template import ByteCodec
-from quintain.environment import Demonstration, Environment
 from quintain.errors import UsageError
-from quintain.model.codec import HFCodec
-from quintain.model.load import load_model
-from quintain.nursery import grown
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.reward import reward
-from quintain.rollout import Rollout
-from quintain.seedling import CONTEXT, TAGS, build_model, build_tokenizer
-from quintain.stage import cast_table
-from quintain.starter import encoded, examples, grow
-from quintain.task import Message, Task, ToolCall
-from quintain.tools import as_tool
-from quintain.transcript import TrainingSequence
+from quintain.interfaces.environment import Demonstration, Environment
+from quintain.interfaces.reward import reward
+from quintain.interfaces.tools import as_tool
+from quintain.models.load import load_model
+from quintain.models.tokenizer import HFCodec
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.training.nursery import grown
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import cast_table
+from quintain.training.screen import Screen
+from quintain.training.seedling import CONTEXT, TAGS, build_model, build_tokenizer
+from quintain.training.starter import encoded, examples, grow
+from quintain.types.rollout import Rollout
+from quintain.types.task import Message, Task, ToolCall
+from quintain.types.transcript import TrainingSequence
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64}
 CODEC = HFCodec(build_tokenizer())

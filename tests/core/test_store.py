@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import RunError, RunLockedError, StorageError, UnknownNameError
-from quintain.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
-from quintain.store import RunFolder, find_run, free_name, list_runs, model_named, plain, write_atomically
-from quintain.task import Message, Task
-from quintain.transcript import Branch, Source, Transcript
+from quintain.training.run_folder import RunFolder, find_run, free_name, list_runs, model_named, plain, write_atomically
+from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
+from quintain.types.task import Message, Task
+from quintain.types.transcript import Branch, Source, Transcript
 
 RECIPE = '[run]\nsteps = 9\n[model]\nname = "m"\n[[environments]]\nuse = "guess"\n'
 
@@ -211,7 +211,7 @@ def test_summary(folder: RunFolder) -> None:
 
 HOLD = """
 import sys, time
-from quintain.store import RunFolder
+from quintain.training.run_folder import RunFolder
 run = RunFolder.open(sys.argv[1])
 print("held", flush=True)
 time.sleep(60)
@@ -255,7 +255,7 @@ LIMITED = """
 import resource, sys
 from pathlib import Path
 from quintain.errors import StorageError
-from quintain.store import RunFolder, write_atomically
+from quintain.training.run_folder import RunFolder, write_atomically
 run = RunFolder.open(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_FSIZE, (600, 600))
 for write in (

@@ -15,27 +15,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.agent import Agent, Limits
-from quintain.chat.template import ByteCodec
-from quintain.controls import ControlEngine
-from quintain.engine import Reply, Sampling
-from quintain.environment import Environment, control
-from quintain.episodes import Job, Setting, run_groups
 from quintain.errors import InfrastructureError, LimitReached, UnknownNameError, UsageError
-from quintain.plugins import registry
-from quintain.reward import Reward, reward
-from quintain.rollout import EndingKind, Rollout
-from quintain.task import Message, Task, ToolCall
-from quintain.testing import (
-    EnvironmentSuite,
-    RewardSuite,
-    ScriptedEngine,
-    isolated_plugins,
-    rollout,
-    run_episode,
-)
+from quintain.evaluation.controls import ControlEngine
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.engine import Reply
+from quintain.interfaces.environment import Environment, control
+from quintain.interfaces.reward import Reward, reward
+from quintain.registry import lookup as registry
+from quintain.rollouts.runner import Job, Setting, run_groups
+from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, isolated_plugins, rollout, run_episode
+from quintain.testing.byte_tokenizer import ByteCodec
 from quintain.testing.scripted import conversation, fake_logp, written
-from quintain.transcript import Source
+from quintain.types.rollout import EndingKind, Rollout
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message, Task, ToolCall
+from quintain.types.transcript import Source
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -418,9 +412,9 @@ def test_the_environment_suite_catches_tasks_that_hang_on_the_process(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hash_ordered.py").write_text(
-        "from quintain.environment import Environment\n"
+        "from quintain.interfaces.environment import Environment\n"
         "from quintain.reward import Constant\n"
-        "from quintain.task import Task\n"
+        "from quintain.types.task import Task\n"
         "class HashOrdered(Environment):\n"
         "    reward = Constant(0)\n"
         "    def tasks(self, split):\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.tools import Tool, ToolSpec, as_tool
+from quintain.interfaces.tools import Tool, ToolSpec, as_tool
 
 
 def add(x: int, y: int = 1) -> int:

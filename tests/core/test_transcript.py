@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.engine import Sampled
-from quintain.transcript import Branch, Recorder, Source, TrainingSequence, Transcript
+from quintain.types.transcript import Branch, Recorder, Sampled, Source, TrainingSequence, Transcript
 
 S = Source
 

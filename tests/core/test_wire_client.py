@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.engine import Reply, Sampling
 from quintain.errors import InfrastructureError, LimitReached, UsageError
-from quintain.task import Message, ToolCall
-from quintain.tools import ToolSpec
+from quintain.interfaces.engine import Reply
+from quintain.interfaces.tools import ToolSpec
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message, ToolCall
 from quintain.wire import protocol
 from quintain.wire.client import OpenAIEngine
 

@@ -13,10 +13,10 @@ from types import ModuleType
 
 import pytest
 
-from quintain.algorithm import KL, Row
 from quintain.errors import UsageError
-from quintain.learning.presets import PRESETS
-from quintain.plugins.discovery import discover
+from quintain.interfaces.algorithm import KL, Row
+from quintain.learning.algorithms import PRESETS
+from quintain.registry.discovery import discover
 
 from .pages import ROOT, page
 

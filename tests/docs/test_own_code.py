@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.recipe import Recipe
-from quintain.recipe_layers import bundled
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe
 
 from ..core.models import save_tiny
 from .pages import page

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from quintain.cli import COMMANDS, main
-from quintain.conduct import algorithm
-from quintain.plugins.binding import bind, signature_of
-from quintain.plugins.discovery import GROUPS
-from quintain.plugins.manifest import parse as parse_manifest
-from quintain.recipe import Recipe
-from quintain.stage import cast_table
+from quintain.registry.binding import bind, signature_of
+from quintain.registry.discovery import GROUPS
+from quintain.registry.manifest import parse as parse_manifest
+from quintain.training.build import algorithm
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import cast_table
 
 from ..core.models import save_tiny
 from .commands import ELSEWHERE, parse, run, shows

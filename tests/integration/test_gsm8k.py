@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from quintain.store import RunFolder
+from quintain.training.run_folder import RunFolder
 
 from ..core.models import save_tiny
 

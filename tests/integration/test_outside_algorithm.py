@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from quintain import piece as algorithm
+from quintain.interfaces import pieces as algorithm
 from quintain.learning import Terms
 
 from ..core.models import save_tiny

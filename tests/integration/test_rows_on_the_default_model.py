@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quintain.algorithm import Row
-from quintain.plugins.registry import current
+from quintain.interfaces.algorithm import Row
+from quintain.registry.lookup import current
 
 NEEDS: dict[str, tuple[str, ...]] = {"trpo": ("batch.groups=32", "stop.accuracy=0.5")}  # a step takes half a minute
 """Recipe keys that a row wants here, where its own defaults do not suit a model of this size."""

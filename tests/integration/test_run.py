@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from quintain.store import RunFolder
+from quintain.training.run_folder import RunFolder
 
 from ..core.models import save_tiny
 

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from quintain import probing
-from quintain.conduct import check, conduct
 from quintain.errors import NoTasksError, UsageError
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.run import Interrupted
-from quintain.store import RunFolder
-from quintain.transcript import Source
+from quintain.training import difficulty as probing
+from quintain.training.build import check, conduct
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run import Interrupted
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+from quintain.types.transcript import Source
 
 from ..core.models import save_tiny
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.checkpoint import Keeper, latest
 from quintain.errors import RunError, UsageError
 from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.model.codec import HFCodec
-from quintain.services import held_back
-from quintain.store import RunFolder
+from quintain.models.tokenizer import HFCodec
+from quintain.services.manager import held_back
+from quintain.training.checkpoint import Keeper, latest
+from quintain.training.run_folder import RunFolder
 from quintain_classic.critic import Critic, explained_variance, value_terms
 
 from ..core import batches

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from quintain.errors import UsageError
 from quintain.learning import Batch, Learner, Sample
-from quintain.learning.advantages import Step
 from quintain.learning.microbatch import Columns
-from quintain.transcript import TrainingSequence
+from quintain.learning.pieces.advantages import Step
+from quintain.types.transcript import TrainingSequence
 from quintain_classic.critic import Critic
 from quintain_classic.gae import estimates, gae, whitened
 

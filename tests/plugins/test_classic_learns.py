@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from quintain.conduct import check, conduct
-from quintain.recipe import Recipe
-from quintain.report.screen import Screen
-from quintain.store import RunFolder
+from quintain.training.build import check, conduct
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
 
 from ..core import learns
 

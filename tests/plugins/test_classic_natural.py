@@ -14,10 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from quintain.algorithm import Row, update
 from quintain.errors import RunError, UsageError
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.pieces import update
 from quintain.learning import Batch, Learner, Sample
-from quintain.learning.problem import Problem
+from quintain.learning.optimizer_step import Problem
 from quintain_classic import TRPO
 from quintain_classic.natural import Divergence, check_size, conjugate_gradients, natural
 
@@ -123,7 +124,7 @@ def inside(module: Any, look: Callable[[Problem], Any]) -> Any:
 @pytest.fixture(autouse=True)
 def _unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces made here leave no trace."""
-    from quintain import piece as algorithm
+    from quintain.interfaces import pieces as algorithm
 
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
 

@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 import torch
 
-from quintain.chat.template import ByteCodec
-from quintain.engine import Engine, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import EnvironmentFault, UsageError
+from quintain.interfaces.engine import Engine, TokenEngine, Weights
 from quintain.learning import Batch, Sample
-from quintain.learning.advantages import Step
-from quintain.rollout import Ending, EndingKind, Rollout, Score
-from quintain.task import Task
+from quintain.learning.pieces.advantages import Step
 from quintain.testing import ScriptedEngine
+from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.types.rollout import Ending, EndingKind, Rollout, Score
+from quintain.types.sampling import Sampling
+from quintain.types.task import Task
+from quintain.types.transcript import Sampled
 from quintain_classic.rows import VINEPPO
 from quintain_classic.vine import Answer, Continued, vine
 

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import Row, find
 from quintain.errors import UsageError
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.pieces import find
 from quintain.learning import PRESETS, Batch, Learner, Sample, Terms
-from quintain.learning.advantages import Step
 from quintain.learning.loss import weighted_sum
-from quintain.plugins.registry import current
+from quintain.learning.pieces.advantages import Step
+from quintain.registry.lookup import current
 from quintain_preference import DPO, DPO_NORM, RFT, SIMPO, dpo, winners
 from quintain_preference.pairs import ranked
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.rollout import Turn
-from quintain.task import Task
 from quintain.testing import RewardSuite, rollout
+from quintain.types.rollout import Turn
+from quintain.types.task import Task
 from quintain_shaping import format_tags
 from quintain_shaping.format import keeps_template
 

@@ -8,16 +8,17 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, assert_type
 
-from quintain.agent import Agent, Limits
-from quintain.engine import Engine, Reply, Sampling, SharesModule, TokenEngine
-from quintain.environment import Demonstration, Environment, control
-from quintain.reward import Reward, group_reward, reward
-from quintain.rollout import Rollout, Score, Turn
-from quintain.service import Judge, Sandbox, Service, Workers, need
-from quintain.task import Message, Task
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.engine import Engine, Reply, SharesModule, TokenEngine
+from quintain.interfaces.environment import Demonstration, Environment, control
+from quintain.interfaces.reward import Reward, group_reward, reward
+from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
+from quintain.interfaces.tools import Tool, ToolSpec
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout, run_episode
-from quintain.tools import Tool, ToolSpec
-from quintain.transcript import Transcript
+from quintain.types.rollout import Rollout, Score, Turn
+from quintain.types.sampling import Sampling
+from quintain.types.task import Message, Task
+from quintain.types.transcript import Transcript
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Commands(click.Group):
             module, _, attribute = COMMANDS[name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)
             return command
-        from ..plugins.registry import load
+        from ..registry.lookup import load
 
         try:
             loaded = load("command", name)
@@ -59,7 +59,7 @@ class Commands(click.Group):
 
 
 def _plugin_commands() -> dict[str, str]:
-    from ..plugins.registry import current
+    from ..registry.lookup import current
 
     return {c.name: f"From {c.distribution} {c.version}." for c in current().components("command")}
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .counts import Count
+from .options import Count
 
 if TYPE_CHECKING:
-    from ..engine import Sampling
-    from ..engines.embedded import EmbeddedEngine
+    from ..engines.embedded.engine import EmbeddedEngine
+    from ..types.sampling import Sampling
 
 
 @click.command()
@@ -27,9 +27,9 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
 
     An empty line or Ctrl-D ends it; /new starts over.
     """
-    from ..engine import Sampling
-    from ..engines.embedded import EmbeddedEngine
-    from ..store import model_named
+    from ..engines.embedded.engine import EmbeddedEngine
+    from ..training.run_folder import model_named
+    from ..types.sampling import Sampling
 
     path, own_system = model_named(run, folder)
     engine = EmbeddedEngine(path)
@@ -47,8 +47,8 @@ class Talk:
         self._start()
 
     def _start(self) -> None:
-        from ..chat.bridge import Conversation
-        from ..task import Message
+        from ..rollouts.chat.bridge import Conversation
+        from ..types.task import Message
 
         self._conversation = Conversation(self._engine.codec)
         if self._system:
@@ -72,8 +72,8 @@ class Talk:
             click.echo(await self._answer(line))
 
     async def _answer(self, text: str) -> str:
-        from ..chat.bridge import stops
-        from ..task import Message
+        from ..rollouts.chat.bridge import stops
+        from ..types.task import Message
 
         self._conversation.add(Message("user", text))
         sampled = await self._engine.sample(self._conversation.prompt(), stops(self._engine.codec, self._how))

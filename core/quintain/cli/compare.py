@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .counts import Count
+from .options import Count
 
 if TYPE_CHECKING:
-    from ..recipe import Recipe
-    from ..report.screen import Screen
+    from ..training.recipe.tables import Recipe
+    from ..training.screen import Screen
 
 EPILOG = """
 \b
@@ -92,11 +92,11 @@ def compare(
 
     Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command goes on.
     """
-    from ..compare import Budget, check, compared, run
-    from ..report.compared import draw, show
-    from ..report.screen import for_terminal
-    from ..run import Interrupted
-    from ..standings import failed, save, standings
+    from ..training.compare import Budget, check, compared, run
+    from ..training.compared import draw, show
+    from ..training.run import Interrupted
+    from ..training.screen import for_terminal
+    from ..training.standings import failed, save, standings
     from .train import sigterm_as_ctrl_c
 
     found = _recipes(recipes, algorithms, overrides)
@@ -162,7 +162,7 @@ def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequenc
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    from ..recipe import override
+    from ..training.recipe.tables import override
 
     for pair in overrides:
         if fix := PLACED.get(override(pair)[0]):
@@ -170,7 +170,7 @@ def _check_overrides(overrides: Sequence[str]) -> None:
 
 
 def _recipe(path: str | None, overrides: Sequence[str]) -> Any:
-    from ..recipe import Recipe
+    from ..training.recipe.tables import Recipe
 
     if path is not None:
         return Recipe.load(path, overrides)

@@ -10,9 +10,9 @@ from importlib.metadata import PackageNotFoundError, version
 import click
 
 from ..errors import UnknownNameError
-from ..plugins.check import Finding, examine
-from ..plugins.discovery import Component, normalise
-from ..plugins.registry import current
+from ..registry.discovery import Component, normalise
+from ..registry.lookup import current
+from .plugin_checks import Finding, examine
 
 COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
 LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "aiohttp", "peft")

@@ -18,14 +18,15 @@ import click
 from click.core import ParameterSource
 
 from ..errors import UsageError
-from .counts import Count
+from .options import Count
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Sampling
-    from ..environment import Environment
-    from ..evaluate import ControlCheck, Evaluation
-    from ..services import Choice
-    from ..stage import Casting
+    from ..evaluation.evaluate import ControlCheck, Evaluation
+    from ..interfaces.engine import Engine
+    from ..interfaces.environment import Environment
+    from ..services.manager import Choice
+    from ..training.resolve import Casting
+    from ..types.sampling import Sampling
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
@@ -121,9 +122,9 @@ def evaluate(
     quintain eval gsm8k --engine http://127.0.0.1:8000 --samples 8 --k 1,4,8
     quintain eval ./mine.py:Mine --controls
     """
-    from ..hub import check_folder
-    from ..stage import cast
-    from ..store import model_named
+    from ..models.hf import check_folder
+    from ..training.resolve import cast
+    from ..training.run_folder import model_named
 
     if controls:
         _alone("--controls", "engine", "model", "engine_args", "out")
@@ -166,9 +167,9 @@ async def _evaluated(
     tasks: int | None,
     settings: Mapping[str, Any],
 ) -> Evaluation:
-    from ..evaluate import evaluate as measure
-    from ..evaluate import tasks_of
-    from ..services import BY_OPTION, opened
+    from ..evaluation.evaluate import evaluate as measure
+    from ..evaluation.evaluate import tasks_of
+    from ..services.manager import BY_OPTION, opened
 
     async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
         environment = casting.make(services)
@@ -184,8 +185,8 @@ async def _evaluated(
 async def _controls(
     casting: Casting, choices: Mapping[str, Choice], settings: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
-    from ..evaluate import check_controls
-    from ..services import BY_OPTION, opened
+    from ..evaluation.evaluate import check_controls
+    from ..services.manager import BY_OPTION, opened
 
     async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
         return await check_controls(casting.make(services), services=services, **settings)
@@ -202,8 +203,8 @@ def _alone(option: str, *others: str) -> None:
 
 def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     """What ``--service`` and ``--service-arg`` say of each slot; without the first it is the service of that name."""
-    from ..plugins.registry import current
-    from ..recipe import Component, override
+    from ..registry.lookup import current
+    from ..training.recipe.tables import Component, override
 
     names: dict[str, str] = {}
     for pair in pairs:
@@ -227,8 +228,8 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
 
 def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
     """``key=value`` options; the value is TOML, or the text itself where the component wants text."""
-    from ..plugins.binding import signature_of
-    from ..recipe import override
+    from ..registry.binding import signature_of
+    from ..training.recipe.tables import override
 
     fields = {f.name: f for f in signature_of(component).fields}
     found: dict[str, Any] = {}
@@ -242,7 +243,7 @@ def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]
 
 
 def _how(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
-    from ..engine import Sampling
+    from ..types.sampling import Sampling
 
     chosen = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
     try:
@@ -264,8 +265,8 @@ def _serves(engine: str) -> bool:
 
 
 def _takes_model(engine: str) -> bool:
-    from ..plugins.binding import signature_of
-    from ..plugins.registry import current
+    from ..registry.binding import signature_of
+    from ..registry.lookup import current
 
     return not engine.startswith("@") and "model" in {
         f.name for f in signature_of(current().load("engine", engine)).fields
@@ -274,9 +275,9 @@ def _takes_model(engine: str) -> bool:
 
 def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     """The engine that *name* means, not started."""
-    from ..engine import Engine
-    from ..plugins.binding import bind, signature_of
-    from ..plugins.registry import current
+    from ..interfaces.engine import Engine
+    from ..registry.binding import bind, signature_of
+    from ..registry.lookup import current
 
     url = name if name.startswith(("http://", "https://")) else ""
     component = current().load("engine", "openai" if url else name)
@@ -297,7 +298,7 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
 
 
 def _control(environment: Environment[Any, Any], name: str) -> Engine:
-    from ..controls import ControlEngine
+    from ..evaluation.controls import ControlEngine
 
     return ControlEngine(environment, name)
 
@@ -415,10 +416,10 @@ def _check_out(out: Path | None) -> None:
 
 
 def _write(out: Path, result: Evaluation) -> None:
-    from ..store import write_atomically
+    from ..training.run_folder import write_atomically
 
     if out.suffix == ".parquet":
-        from ..rollout_table import to_parquet
+        from ..training.rollout_table import to_parquet
 
         data = to_parquet(0, result.rollouts)
     else:

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PluginError, UnknownNameError, UsageError
-from ..plugins.discovery import Component, kind_of
-from ..plugins.local import meant
-from ..plugins.registry import Registry, current
+from ..registry.discovery import Component, kind_of
+from ..registry.local import meant
+from ..registry.lookup import Registry, current
 from .listing import Line, line_of
 
 if TYPE_CHECKING:
-    from ..algorithm import Piece, Row
-    from ..plugins.binding import Field, Signature
+    from ..interfaces.algorithm import Row
+    from ..interfaces.pieces import Piece
+    from ..registry.binding import Field, Signature
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
@@ -70,8 +71,9 @@ class Details:
 
 def details_of(component: Component, registry: Registry) -> Details:
     """Everything known of *component*; where it cannot be imported, what its manifest says, with the error."""
-    from ..algorithm import Piece, Row
-    from ..plugins.binding import signature_of
+    from ..interfaces.algorithm import Row
+    from ..interfaces.pieces import Piece
+    from ..registry.binding import signature_of
 
     line = line_of(component, registry)
     try:
@@ -99,8 +101,8 @@ def details_of(component: Component, registry: Registry) -> Details:
 
 
 def _details_of_row(row: Row, line: Line, signature: Signature) -> Details:
-    from ..methods import settings
-    from ..plugins.binding import signature_of
+    from ..registry.binding import signature_of
+    from .describe import settings
 
     needs = [need for piece in row.pieces for need in _slots(signature_of(piece))]
     return Details(
@@ -116,9 +118,9 @@ def _details_of_row(row: Row, line: Line, signature: Signature) -> Details:
 
 def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
     """The row's settings, each piece and table followed by what it holds."""
-    from ..algorithm import KINDS
-    from ..methods import kl_words, settings
-    from ..plugins.binding import signature_of
+    from ..interfaces.pieces import KINDS
+    from ..registry.binding import signature_of
+    from .describe import kl_words, settings
 
     plain = settings(row)
     for f in signature.fields:
@@ -235,7 +237,7 @@ def method_of(name: str, registry: Registry) -> Details:
 
 def compare(left: Details, right: Details, as_json: bool) -> int:
     """Show where two algorithms differ."""
-    from ..methods import differences
+    from .describe import differences
 
     assert left.row is not None
     assert right.row is not None
@@ -268,8 +270,8 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
 
 def cell(setting: str, value: Any) -> str:
     """A value in the table of differences."""
-    from ..algorithm import KINDS
-    from ..methods import kl_words, piece_words, shown
+    from ..interfaces.pieces import KINDS
+    from .describe import kl_words, piece_words, shown
 
     if setting == "kl":
         return kl_words(value)
@@ -283,7 +285,7 @@ def print_details(details: Details) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from ..plugins.binding import without_parameters
+    from ..registry.binding import without_parameters
 
     console, line = Console(), details.line
     owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
@@ -314,7 +316,7 @@ def print_details(details: Details) -> None:
 
 
 def _listed(values: Mapping[str, Any]) -> str:
-    from ..methods import shown
+    from .describe import shown
 
     return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 import click
 
 from ..errors import PluginError
-from ..plugins.discovery import Component, kind_of
-from ..plugins.manifest import Entry, Manifest
-from ..plugins.registry import Registry, current
+from ..registry.discovery import Component, kind_of
+from ..registry.lookup import Registry, current
+from ..registry.manifest import Entry, Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

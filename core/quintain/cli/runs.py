@@ -12,8 +12,8 @@ import click
 @click.option("--folder", default="runs", show_default=True, help="Where the run folders are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run on a line.")
 def runs(folder: str, as_json: bool) -> None:
-    from ..report.screen import program
-    from ..store import list_runs
+    from ..training.run_folder import list_runs
+    from ..training.screen import program
 
     found = list_runs(folder)
     if as_json:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import UsageError
-from .counts import Count
+from .options import Count
 
 if TYPE_CHECKING:
-    from ..model.load import LoadedModel
-    from ..recipe import Recipe
-    from ..report.screen import Screen
-    from ..sft import Tuned, Update
-    from ..sft_sources import Source
+    from ..models.load import LoadedModel
+    from ..training.recipe.tables import Recipe
+    from ..training.screen import Screen
+    from ..training.sft import Tuned, Update
+    from ..training.sft_sources import Source
 
 EPILOG = """
 \b
@@ -132,9 +132,9 @@ def sft(
 
     Ctrl-C saves what is trained so far and stops. The result is a folder in Hugging Face format.
     """
-    from ..report.screen import for_terminal
-    from ..sft import save, tune
-    from ..sft_sources import Wanted, source_of
+    from ..training.screen import for_terminal
+    from ..training.sft import save, tune
+    from ..training.sft_sources import Wanted, source_of
     from .evaluate import services_of
 
     lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
@@ -178,8 +178,8 @@ def sft(
 def _recipe(
     source: str, model: str, folder: str, lr: float, seed: int, args: Sequence[str], overrides: Sequence[str]
 ) -> Recipe:
-    from ..recipe import Recipe, override
-    from ..store import model_named
+    from ..training.recipe.tables import Recipe, override
+    from ..training.run_folder import model_named
 
     for pair in overrides:
         key = override(pair)[0]
@@ -196,8 +196,8 @@ def _recipe(
 
 def _options(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
     """What the recipe says to the learner; the warm-up only where it was set."""
-    from ..conduct import learner_options
-    from ..recipe import override
+    from ..training.build import learner_options
+    from ..training.recipe.tables import override
 
     options = learner_options(recipe)
     del options["lr"]
@@ -214,8 +214,8 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
         UsageError: there is something at *out*.
         StorageError: it cannot be made.
     """
-    from ..sft import filled, new_folder
-    from ..store import storing
+    from ..training.run_folder import storing
+    from ..training.sft import filled, new_folder
 
     if out is not None and filled(out):
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
@@ -236,7 +236,7 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
 
 
 def _announce(screen: Screen, source: Source, asked: int) -> None:
-    from ..sft_sources import reasons
+    from ..training.sft_sources import reasons
 
     more = "; there may be more, see --examples" if len(source.examples) == asked else ""
     left = f"; left out: {reasons(source.left_out)}" if source.left_out else ""
@@ -244,9 +244,9 @@ def _announce(screen: Screen, source: Source, asked: int) -> None:
 
 
 def _model(recipe: Recipe, named: str, seed: int, screen: Screen) -> LoadedModel:
-    from ..conduct import seed_everything
-    from ..model.load import load_model
-    from ..starter import fresh
+    from ..models.load import load_model
+    from ..training.build import seed_everything
+    from ..training.starter import fresh
 
     seed_everything(seed)
     table = recipe.model
@@ -309,7 +309,7 @@ def _end(report: Tuned, out: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**report.to_json(), "path": str(out)}))
         return
-    from ..sft_sources import reasons
+    from ..training.sft_sources import reasons
 
     click.echo(f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.examples:,} examples")
     if report.thinking is not None:

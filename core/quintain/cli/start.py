@@ -7,7 +7,7 @@ import shlex
 
 import click
 
-from .counts import Count
+from .options import Count
 
 
 @click.command()
@@ -30,11 +30,11 @@ def start(
     for this environment, its arguments, the seed and the settings of growing (by default those of the quickstart), and
     `train` uses it where all of them are the same. Ctrl-C saves how far it came; the same command goes on from there.
     """
-    from ..nursery import grown
-    from ..recipe import Recipe
-    from ..recipe_layers import bundled
-    from ..report.screen import for_terminal, program
-    from ..stage import cast_table
+    from ..training.nursery import grown
+    from ..training.recipe.load import bundled
+    from ..training.recipe.tables import Recipe
+    from ..training.resolve import cast_table
+    from ..training.screen import for_terminal, program
     from .train import sigterm_as_ctrl_c
 
     chosen = [f"environments.0.args.{pair}" for pair in args] + [f"model.start.args.{pair}" for pair in start_args]

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import NoTasksError, PluginError, UsageError
-from .counts import Count
+from .options import Count
 
 if TYPE_CHECKING:
-    from ..recipe import Recipe
-    from ..store import RunFolder
+    from ..training.recipe.tables import Recipe
+    from ..training.run_folder import RunFolder
 
 EPILOG = """
 \b
@@ -60,13 +60,13 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
     Ctrl-C saves and stops, also while the default model grows; --resume goes on from there, also after a crash.
     """
     if choices["model"] not in (None, "default"):
-        from ..hub import check_folder
+        from ..models.hf import check_folder
 
         check_folder(choices["model"])  # before torch is imported
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     if dry_run:
-        from ..conduct import check
+        from ..training.build import check
 
         found = _recipe(recipe, **choices)
         check(found)
@@ -103,8 +103,8 @@ def _discard(folder: RunFolder) -> None:
 
 
 def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: tuple[str, ...], **keys: Any) -> Recipe:
-    from ..recipe import Recipe
-    from ..recipe_layers import bundled
+    from ..training.recipe.load import bundled
+    from ..training.recipe.tables import Recipe
 
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
     if model is not None:
@@ -118,11 +118,11 @@ def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: 
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
-    from ..store import RunFolder, find_run, free_name
+    from ..training.run_folder import RunFolder, find_run, free_name
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
-    from ..conduct import check
+    from ..training.build import check
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
@@ -133,11 +133,11 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
-    from ..conduct import conduct
-    from ..recipe import Recipe
-    from ..report.curves import draw
-    from ..report.screen import for_terminal, program
-    from ..run import Interrupted
+    from ..training.build import conduct
+    from ..training.curves import draw
+    from ..training.recipe.tables import Recipe
+    from ..training.run import Interrupted
+    from ..training.screen import for_terminal, program
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
     with for_terminal(quiet=quiet) as screen:
@@ -154,7 +154,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
         click.echo(json.dumps(summary))
         return
     if not quiet:
-        from ..report.ending import show
+        from ..training.summary import show
 
         show(summary, folder, plot)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..engine import TokenEngine
 from ..errors import UsageError
-from ..service import Service, need
-from ..task import Message
+from ..interfaces.engine import TokenEngine
+from ..interfaces.service import Service, need
+from ..types.task import Message
 
 
 class LikelihoodService(Service):

@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from ..errors import UsageError
-from ..transcript import TrainingSequence
+from ..types.transcript import TrainingSequence
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,18 +17,19 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from ..algorithm import POLICIES, Row
 from ..errors import PluginError, RunError, UsageError
-from ..model.forward import Forward, Layout
-from ..model.head import Statistics
-from ..transcript import TrainingSequence
-from .advantages import Step
+from ..interfaces.algorithm import Row
+from ..interfaces.pieces import POLICIES
+from ..models.forward import Forward, Layout
+from ..models.head import Statistics
+from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, overlong
 from .loss import weighted_sum
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
 from .microbatch import Columns, MicroBatch, micro_batches
-from .objectives import kl_estimate
-from .problem import Problem
+from .optimizer_step import Problem
+from .pieces.advantages import Step
+from .pieces.objectives import kl_estimate
 from .setup import decay_groups, ready
 from .terms import Terms
 from .weights import ModuleWeights
@@ -78,7 +79,7 @@ class Learner:
             then; metrics other than ``idle`` cover the others.
         activation_checkpointing: trade a second forward pass of each layer for memory.
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
-        layout: see `quintain.model.forward`.
+        layout: see `quintain.models.forward`.
         reference: ref, where that is not *module* as it is now; kept only where the row uses ref.
     """
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..algorithm import Row
 from ..errors import UsageError
-from .objectives import kl_terms
+from ..interfaces.algorithm import Row
+from .pieces.objectives import kl_terms
 from .terms import Terms
 
 

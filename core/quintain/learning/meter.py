@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
-from .objectives import kl_estimate
+from .pieces.objectives import kl_estimate
 from .terms import Terms
 
 _CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..algorithm import Level
-from ..model.forward import Bundle, Row
+from ..interfaces.pieces import Level
+from ..models.forward import Bundle, Row
 from .batch import Batch, Sample
 
 

@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..algorithm import Anchor
 from ..errors import UsageError
+from ..interfaces.algorithm import Anchor
 
 Pool = Literal["token", "product", "geometric"]
 

@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from ..engine import Engine, Sampling
-    from ..environment import Environment
-    from ..plugins.discovery import Component
-    from ..plugins.registry import Registry
-    from ..rollout import Rollout
-    from ..task import Task
+    from ..interfaces.engine import Engine
+    from ..interfaces.environment import Environment
+    from ..registry.discovery import Component
+    from ..registry.lookup import Registry
+    from ..types.rollout import Rollout
+    from ..types.sampling import Sampling
+    from ..types.task import Task
     from .scripted import Script, ScriptedEngine
     from .suites import EnvironmentSuite, RewardSuite
 
@@ -53,9 +54,9 @@ def rollout(task: T, *texts: str, evidence: Any = None, **fields: Any) -> Rollou
         evidence: what `Environment.rollout` would have returned.
         fields: any other field of `Rollout`.
     """
-    from ..chat.formats import parse
-    from ..rollout import Rollout, Turn
-    from ..task import Message, messages_of
+    from ..rollouts.chat.tool_calls import parse
+    from ..types.rollout import Rollout, Turn
+    from ..types.task import Message, messages_of
 
     turns, messages = [], messages_of(task.prompt)
     for text in texts:
@@ -83,12 +84,13 @@ def run_episode(
         services: by slot, started, for the rewards.
 
     Raises:
-        RuntimeError: called inside a running event loop; there await `quintain.episodes.run_groups`.
+        RuntimeError: called inside a running event loop; there await `quintain.rollouts.runner.run_groups`.
     """
     import asyncio
 
-    from ..engine import Engine, Sampling
-    from ..episodes import Job, Setting, run_groups
+    from ..interfaces.engine import Engine
+    from ..rollouts.runner import Job, Setting, run_groups
+    from ..types.sampling import Sampling
     from .scripted import ScriptedEngine
 
     speaker = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
@@ -105,7 +107,7 @@ def isolated_plugins(*components: Component, keep: Iterable[str] = ("quintain",)
 
     The registry is given: ``plugins.add("environment", "mine", Mine)`` adds an object of the test.
     """
-    from ..plugins.registry import isolated
+    from ..registry.lookup import isolated
 
     with isolated(*components, keep=keep) as registry:
         yield registry

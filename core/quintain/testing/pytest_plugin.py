@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from ..plugins.registry import Registry
+    from ..registry.lookup import Registry
 
 pytest.register_assert_rewrite("quintain.testing.suites")
 

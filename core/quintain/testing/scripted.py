@@ -11,11 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import Any, get_args
 
-from ..chat.formats import render_calls
-from ..chat.template import ByteCodec
-from ..engine import Finish, Reply, Sampled, Sampling, TokenEngine, Weights
 from ..errors import InfrastructureError, LimitReached, UsageError
-from ..task import Message, Role
+from ..interfaces.engine import Reply, TokenEngine, Weights
+from ..rollouts.chat.tool_calls import render_calls
+from ..types.sampling import Sampling
+from ..types.task import Message, Role
+from ..types.transcript import Finish, Sampled
+from .byte_tokenizer import ByteCodec
 
 Script = str | Sequence[str | Reply] | Callable[..., str | Reply]
 """One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or ``(messages, rng)``."""

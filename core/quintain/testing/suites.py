@@ -13,20 +13,21 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from ..chat.formats import render_calls
-from ..controls import ControlEngine
-from ..engine import Engine, Sampling
-from ..environment import SPLITS, Demonstration, Environment
-from ..episodes import Job, Setting, run_groups
 from ..errors import EpisodeError, UsageError
-from ..plugins.binding import bind
-from ..plugins.registry import load
-from ..reward import Context, Reward, RewardFunction
-from ..rollout import Group, Rollout, Score
-from ..scoring import rescore
-from ..service import Service
-from ..task import Message, Task, ToolCall, content_hash
-from ..workers import WorkerPool
+from ..evaluation.controls import ControlEngine
+from ..interfaces.engine import Engine
+from ..interfaces.environment import SPLITS, Demonstration, Environment
+from ..interfaces.reward import Context, Reward, RewardFunction
+from ..interfaces.service import Service
+from ..registry.binding import bind
+from ..registry.lookup import load
+from ..rollouts.chat.tool_calls import render_calls
+from ..rollouts.runner import Job, Setting, run_groups
+from ..rollouts.scoring import rescore
+from ..services.workers import WorkerPool
+from ..types.rollout import Group, Rollout, Score
+from ..types.sampling import Sampling
+from ..types.task import Message, Task, ToolCall, content_hash
 from .scripted import ScriptedEngine
 
 R = TypeVar("R")

@@ -9,10 +9,11 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from ..engine import Engine, Reply, Sampling
 from ..errors import InfrastructureError, LimitReached, UsageError
-from ..task import Message
-from ..tools import ToolSpec
+from ..interfaces.engine import Engine, Reply
+from ..interfaces.tools import ToolSpec
+from ..types.sampling import Sampling
+from ..types.task import Message
 from . import protocol
 
 if TYPE_CHECKING:

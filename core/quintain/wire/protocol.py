@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..engine import Finish, Reply, Sampling
 from ..errors import InfrastructureError
-from ..task import Message, ToolCall
-from ..tools import ToolSpec
+from ..interfaces.engine import Reply
+from ..interfaces.tools import ToolSpec
+from ..types.sampling import Sampling
+from ..types.task import Message, ToolCall
+from ..types.transcript import Finish
 
 _FINISH: Mapping[str | None, Finish] = {
     None: "stop",  # some servers leave it out

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from quintain import Rollout, Score, Task
-from quintain.algorithm import Row
-from quintain.engine import Engine
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.engine import Engine
 from quintain.learning import Batch, Sample, Terms
-from quintain.learning.advantages import Step
 from quintain.learning.batch import overlong
 from quintain.learning.loss import weighted_sum
-from quintain.learning.objectives import kl_estimate
-from quintain.model.head import Statistics, statistics
+from quintain.learning.pieces.advantages import Step
+from quintain.learning.pieces.objectives import kl_estimate
+from quintain.models.head import Statistics, statistics
 from quintain.testing import rollout
 from quintain.testing.scripted import ScriptedEngine
 

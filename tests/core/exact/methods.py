@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from quintain.algorithm import KL, Row
+from quintain.interfaces.algorithm import KL, Row
 from quintain.learning import PRESETS
 
 from . import closed_form as cf

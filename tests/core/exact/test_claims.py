@@ -11,9 +11,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quintain.algorithm import KL, Candidate, Row
+from quintain.interfaces.algorithm import KL, Candidate, Row
 from quintain.learning import PRESETS
-from quintain.learning.admission import varied
+from quintain.learning.pieces.group_filter import varied
 
 from .bench import Bench, Package, pruned, tables
 from .methods import PAIRS

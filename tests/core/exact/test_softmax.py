@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quintain.algorithm import find, pieces
+from quintain.interfaces.pieces import find, pieces
 from quintain.learning import PRESETS
 
 from .bench import Bench, Package, tables

@@ -17,9 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.algorithm import Piece, Row
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.pieces import Piece
 from quintain.learning import PRESETS, Batch, Learner
-from quintain.learning.problem import Problem
+from quintain.learning.optimizer_step import Problem
 
 from ..models import tiny_model, with_exact_norms
 from .bench import Bench, pruned, sample_of

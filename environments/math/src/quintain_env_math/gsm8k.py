@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from quintain.environment import Demonstration, Environment, control
 from quintain.errors import UsageError
-from quintain.hub import offline, quiet, unreachable
-from quintain.task import Message, Task
+from quintain.interfaces.environment import Demonstration, Environment, control
+from quintain.models.hf import offline, quiet, unreachable
+from quintain.types.task import Message, Task
 from quintain_math_verify import math_equal
 
 REPOSITORY = "openai/gsm8k"

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from quintain import KL, objective
 from quintain.learning import Terms
-from quintain.learning.presets import GRPO
+from quintain.learning.algorithms import GRPO
 
 
 @objective(idle=True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quintain.errors import RunError, UsageError
+from quintain.interfaces.service import Service, need
 from quintain.learning.batch import Batch
 from quintain.learning.learner import Learner
 from quintain.learning.microbatch import Columns, MicroBatch, micro_batches
-from quintain.model.forward import Forward
-from quintain.service import Service, need
+from quintain.models.forward import Forward
 
 
 def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintain.algorithm import advantage
 from quintain.errors import UsageError
-from quintain.learning.advantages import Step, is_constant, token_rewards
-from quintain.service import need
+from quintain.interfaces.pieces import advantage
+from quintain.interfaces.service import need
+from quintain.learning.pieces.advantages import Step, is_constant, token_rewards
 
 from .critic import Critic
 

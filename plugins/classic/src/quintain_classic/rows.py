@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quintain.algorithm import KL, Row
-from quintain.learning.admission import minimum
-from quintain.learning.advantages import leave_one_out
-from quintain.learning.aggregation import token
-from quintain.learning.corrections import uncorrected
-from quintain.learning.objectives import importance, ppo_clip
+from quintain.interfaces.algorithm import KL, Row
+from quintain.learning.pieces.advantages import leave_one_out
+from quintain.learning.pieces.aggregation import token
+from quintain.learning.pieces.corrections import uncorrected
+from quintain.learning.pieces.group_filter import minimum
+from quintain.learning.pieces.objectives import importance, ppo_clip
 
 from .gae import gae
 from .natural import natural

@@ -11,20 +11,22 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from quintain.algorithm import Row, advantage
-from quintain.chat.interruption import cut_where_stopped
-from quintain.engine import Engine, Sampled, Sampling, TokenEngine, Weights
 from quintain.errors import EnvironmentFault, UsageError
-from quintain.learning.advantages import Step
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.engine import Engine, TokenEngine, Weights
+from quintain.interfaces.pieces import advantage
+from quintain.interfaces.service import need
 from quintain.learning.batch import Sample
-from quintain.replay import Replay
-from quintain.service import need
-from quintain.session import derived_seed
+from quintain.learning.pieces.advantages import Step
+from quintain.rollouts.chat.thinking_budget import cut_where_stopped
+from quintain.rollouts.replay import Replay
+from quintain.types.sampling import Sampling, derived_seed
+from quintain.types.transcript import Sampled
 
 if TYPE_CHECKING:
-    from quintain.environment import Environment
-    from quintain.rollout import Rollout
-    from quintain.task import Task
+    from quintain.interfaces.environment import Environment
+    from quintain.types.rollout import Rollout
+    from quintain.types.task import Task
 
 Told = tuple[Tensor, dict[str, float]]
 

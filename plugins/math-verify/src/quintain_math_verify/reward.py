@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from quintain.errors import InfrastructureError, RewardFault
-from quintain.reward import reward
-from quintain.rollout import Rollout, Score
-from quintain.service import Workers, need
+from quintain.interfaces.reward import reward
+from quintain.interfaces.service import Workers, need
+from quintain.types.rollout import Rollout, Score
 
 CHECK = "quintain_math_verify.check:equal"
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quintain.algorithm import Row, advantage, aggregation
 from quintain.errors import UsageError
+from quintain.interfaces.algorithm import Row
+from quintain.interfaces.pieces import advantage, aggregation
 
 if TYPE_CHECKING:
-    from quintain.learning.advantages import Step
     from quintain.learning.batch import Batch, Sample
+    from quintain.learning.pieces.advantages import Step
 
 SUCCESS = 1.0
 _SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly

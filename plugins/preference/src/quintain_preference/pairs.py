@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from quintain.algorithm import objective
 from quintain.errors import UsageError
+from quintain.interfaces.pieces import objective
 from quintain.learning.terms import Terms
 
 Choice = Literal["all", "best_worst"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quintain.algorithm import Row
-from quintain.learning.admission import minimum
-from quintain.learning.advantages import group_mean
-from quintain.learning.aggregation import prompt
-from quintain.learning.corrections import uncorrected
-from quintain.learning.objectives import policy_gradient
+from quintain.interfaces.algorithm import Row
+from quintain.learning.pieces.advantages import group_mean
+from quintain.learning.pieces.aggregation import prompt
+from quintain.learning.pieces.corrections import uncorrected
+from quintain.learning.pieces.group_filter import minimum
+from quintain.learning.pieces.objectives import policy_gradient
 
 from .imitation import over_winners, winners
 from .pairs import dpo, dpo_norm, simpo

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quintain.reward import reward
-from quintain.rollout import Rollout, Score
+from quintain.interfaces.reward import reward
+from quintain.types.rollout import Rollout, Score
 
 _TAG = re.compile(r"</?(?:think|answer)>")
 _TEMPLATE = ("<think>", "</think>", "<answer>", "</answer>")

@@ -1,1 +1,0 @@
-"""Conversations as exact tokens: templates, the token bridge, tool-call formats."""

@@ -1,0 +1,132 @@
+"""Whether components really load: each distribution is tried in an interpreter of its own.
+
+Run as ``python -m quintain.cli.plugin_checks RESULTS KIND:ID ...`` it is that interpreter: it imports those components
+and appends a line of JSON for each to the file RESULTS (not to standard output, where plugins print).
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from ..errors import PluginError
+from ..registry.discovery import Component
+from ..registry.lookup import Registry, current, lacks_library
+
+Status = Literal["ok", "extra", "error"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What trying one component told. *extra*: it is whole, but the optional libraries it needs are not installed."""
+
+    kind: str
+    id: str
+    seconds: float
+    status: Status
+    message: str = ""
+
+
+def examine(components: Iterable[Component], *, timeout: float) -> list[Finding]:
+    """Try every one of *components*; *timeout* is in seconds, for each try of a distribution."""
+    ordered = sorted(components, key=lambda c: c.distribution)
+    return [
+        finding
+        for _, group in groupby(ordered, key=lambda c: c.distribution)
+        for finding in _apart(list(group), timeout)
+    ]
+
+
+def _apart(components: list[Component], timeout: float) -> list[Finding]:
+    """Try *components* in an interpreter; where it dies, the one it was at is to blame, and the rest get a new one."""
+    findings: list[Finding] = []
+    while len(findings) < len(components):
+        rest = components[len(findings) :]
+        tried, end = _one_interpreter(rest, timeout)
+        findings += tried
+        if len(tried) < len(rest):
+            culprit = rest[len(tried)]
+            findings.append(Finding(kind=culprit.kind, id=culprit.id, seconds=0.0, status="error", message=end))
+    return findings
+
+
+def _one_interpreter(components: list[Component], timeout: float) -> tuple[list[Finding], str]:
+    """What it found before it ended, and how it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder, "results.jsonl")
+        results.touch()
+        command = [sys.executable, "-m", __name__, str(results), *map(_address, components)]
+        try:
+            done = subprocess.run(command, timeout=timeout, capture_output=True, text=True, check=False)
+            end = f"its interpreter ended with status {done.returncode} {done.stderr.strip()[-300:]}".strip()
+        except subprocess.TimeoutExpired:
+            end = f"no answer within {timeout:g} s (--timeout)"
+        lines = results.read_text(encoding="utf-8").splitlines()
+    return [Finding(**json.loads(line)) for line in lines], end
+
+
+def _address(component: Component) -> str:
+    return f"{component.kind}:{component.id}"
+
+
+def check(component: Component, registry: Registry) -> Finding:
+    """Import *component* here and now, and compare it with its manifest."""
+    begun = time.perf_counter()
+    status, message = _tried(component, registry)
+    seconds = round(time.perf_counter() - begun, 3)
+    return Finding(kind=component.kind, id=component.id, seconds=seconds, status=status, message=message)
+
+
+def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
+    from ..registry.binding import signature_of
+    from ..registry.hooks import Hooks
+
+    try:
+        entry = registry.entry(component)
+    except PluginError as e:
+        return "error", str(e)
+    try:
+        loaded = registry.resolve(component)
+        if component.kind == "hooks":
+            Hooks(strict=True).add(loaded, component.id)
+        elif component.kind != "command":
+            signature_of(loaded)
+    except PluginError as e:
+        optional = entry is not None and entry.extra and lacks_library(e, component)
+        return ("extra" if optional else "error"), str(e)
+    if entry is None:
+        return "error", _unlisted(component, registry)
+    rivals = ", ".join(c.distribution for c in registry.clashes(component))
+    return "ok", f"{rivals} uses the same name; write {component.id!r}" if rivals else ""
+
+
+def _unlisted(component: Component, registry: Registry) -> str:
+    if registry.manifest(component) is None:
+        return (
+            f"{component.distribution} ships no quintain.toml beside {component.module.partition('.')[0]}/__init__.py"
+        )
+    return (
+        f"quintain.toml of {component.distribution} does not list it; entry points are frozen when a distribution is "
+        "installed, so after editing pyproject.toml run pip install again"
+    )
+
+
+def run(results: Path, components: Iterable[Component], registry: Registry) -> None:
+    """Check *components* one after another, each result on disk before the next is tried."""
+    with results.open("a", encoding="utf-8") as file:
+        for component in components:
+            file.write(json.dumps(asdict(check(component, registry))) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    installed = {_address(c): c for c in current().components()}
+    run(Path(sys.argv[1]), [installed[address] for address in sys.argv[2:]], current())

@@ -1,0 +1,1 @@
+"""An engine that samples from a Hugging Face model in this process."""

@@ -1,0 +1,405 @@
+"""Forward passes over a key-value cache: prefill (`extend`) and one token per row (`step`).
+
+`LayerForward` runs over the layers' weights; `ModuleForward` calls a transformers module with our cache. Both keep each
+row at its own position, so rows come and go independently. `BatchForward` is for modules that can do neither.
+
+Shapes: n rows, T new tokens, S tokens in the cache, D hidden size, H and K query and key heads, E head size, V
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...models.layers import Decoder, Layer, attend
+from .cache import KVStore, RowCache
+
+
+class Steps(Protocol):
+    """One round of decoding for a fixed set of rows; keeps its own positions."""
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Feed one token per row, [n]; logits for the next, [n, V]."""
+        ...
+
+
+class Forward(Protocol):
+    """A model over a cache of rows.
+
+    Attributes:
+        store: the cache; ``None`` where rows cannot come and go independently, so that a batch runs to its end.
+    """
+
+    device: torch.device
+    vocab_size: int
+
+    @property
+    def store(self) -> KVStore | None: ...
+
+    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Append *ids* to *rows* that hold ``starts`` tokens already; logits after the last of each, [n, V]."""
+        ...
+
+    def steps(self, lengths: Sequence[int], count: int) -> Steps:
+        """Begin *count* steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
+        ...
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """A plain causal forward without the cache: [n, T] -> what `head` takes, [n, T, D]."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., V]."""
+        ...
+
+
+def padded(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """Right-padded with 0, [n, T]; causal attention never looks right, so the padding is inert."""
+    longest = max(len(row) for row in ids)
+    return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=device)
+
+
+class LayerForward:
+    """Decodes a `Decoder`'s layers: joined projections, rows of their own lengths, few operations per layer."""
+
+    def __init__(self, decoder: Decoder, context: int) -> None:
+        self.decoder = decoder
+        self.device = decoder.device
+        self.vocab_size = decoder.vocab_size
+        self._store = KVStore(
+            layers=len(decoder.layers),
+            key_heads=decoder.key_heads,
+            head_dim=decoder.head_dim,
+            dtype=decoder.dtype,
+            device=decoder.device,
+            context=context,
+        )
+        self._tables = (torch.empty(0), torch.empty(0))
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines of positions below *length* (or more), each [length, E]."""
+        if self._tables[0].shape[0] < length:
+            self._tables = self.decoder.rotary(torch.arange(length, device=self.device))
+        return self._tables
+
+    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        ids_NT = padded(ids, self.device)
+        rows_N, starts_N = torch.tensor(rows, device=self.device), torch.tensor(starts, device=self.device)
+        positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
+        reach = max(starts) + ids_NT.shape[1]
+        self.store.reserve(max(rows) + 1, reach)
+        mask = None if not any(starts) else visible(positions_NT, reach)
+        cos, sin = (table[positions_NT] for table in self.rotary_tables(self.store.capacity))
+        hidden = self.decoder.embed(ids_NT)
+        for layer in self.decoder.layers:
+            query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
+            self.store.write(layer.index, rows_N, positions_NT, key, value)
+            if mask is not None:
+                key, value = self.store.read(layer.index, rows_N, reach)
+            hidden = self.decoder.after_attention(layer, hidden, attend(query, key, value, mask, self.decoder.scaling))
+            hidden = self.decoder.mlp(layer, hidden)
+        last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
+        return self.head(self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N]))
+
+    def steps(self, lengths: Sequence[int], count: int) -> Steps:
+        self.store.reserve(len(lengths), max(lengths) + count)
+        return _LayerSteps(self, lengths)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=self.device).expand_as(ids)
+        cos, sin = self.decoder.rotary(positions)
+        hidden = self.decoder.embed(ids)
+        for layer in self.decoder.layers:
+            query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
+            hidden = self.decoder.after_attention(layer, hidden, attend(query, key, value, None, self.decoder.scaling))
+            hidden = self.decoder.mlp(layer, hidden)
+        return self.decoder.final_norm(hidden)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return cast(Tensor, self.decoder.head(hidden))
+
+
+class _LayerSteps:
+    """The decode loop's inner part, written out: about 15 operations per layer, since at small sizes each one costs."""
+
+    def __init__(self, forward: LayerForward, lengths: Sequence[int]) -> None:
+        self._decoder = decoder = forward.decoder
+        self._forward = forward
+        self._n = n = len(lengths)
+        device, heads = forward.device, decoder.key_heads
+        capacity = forward.store.capacity
+        self._positions = torch.tensor(lengths, device=device)
+        self._longest = max(lengths)
+        cos, sin = forward.rotary_tables(capacity)
+        half = decoder.head_dim // 2
+        self._cos, self._sin = cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
+        group = torch.arange(n * heads, device=device)
+        self._slot_of_row = group.view(n, heads) * capacity
+        self._group_row = group // heads
+        ahead = torch.arange(capacity, device=device)[None] >= self._positions[self._group_row][:, None]
+        self._mask = torch.zeros(n * heads, 1, capacity, dtype=decoder.dtype, device=device)
+        self._mask.masked_fill_(ahead[:, None], float("-inf"))
+        self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
+        self._half = decoder.dtype in (torch.float16, torch.bfloat16)
+
+    def step(self, ids: Tensor) -> Tensor:
+        decoder, positions = self._decoder, self._positions
+        self._longest += 1
+        slots = (self._slot_of_row + positions[:, None]).flatten()
+        self._mask.index_put_(
+            (torch.arange(len(slots), device=slots.device), torch.zeros_like(slots), positions[self._group_row]),
+            torch.zeros((), dtype=self._mask.dtype, device=slots.device),
+        )
+        mask = self._mask[:, :, : self._longest]
+        cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
+        hidden = decoder.embed(ids)
+        for weights in self._weights:
+            hidden = self._layer(weights, hidden, cos, sin, slots, mask)
+        positions.add_(1)
+        return self._forward.head(decoder.final_norm(hidden))
+
+    def _layer(self, w: _StepWeights, hidden: Tensor, cos: Tensor, sin: Tensor, slots: Tensor, mask: Tensor) -> Tensor:
+        decoder, n = self._decoder, self._n
+        heads, key_heads, head_dim = decoder.heads, decoder.key_heads, decoder.head_dim
+        flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(n, heads + 2 * key_heads, head_dim)
+        turning = w.normed(flat[:, : heads + key_heads])
+        turned = torch.addcmul(turning * cos, turning.roll(head_dim // 2, -1), sin)
+        keys, values = self._append(w.layer.index, slots, turned[:, heads:], flat[:, heads + key_heads :])
+        query = turned[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
+        mixed = self._mix(query, keys, values, mask).reshape(n, heads * head_dim)
+        hidden = w.output(hidden, mixed)
+        gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden))
+        return w.down(hidden, functional.silu(gate).mul_(up))
+
+    def _append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Write one token per row; the keys and values of all rows so far, each [n * K, S, E]."""
+        decoder, store = self._decoder, self._forward.store
+        out = []
+        for which, new in enumerate((key, value)):
+            whole = store.data[layer, which, : self._n]
+            whole.view(-1, decoder.head_dim).index_copy_(0, slots, new.reshape(-1, decoder.head_dim))
+            out.append(whole.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest])
+        return out[0], out[1]
+
+    def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+        """Attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
+        if self._half:
+            # the fused kernel keeps scores and weights in float32 inside; it wants four dimensions
+            query, keys, values = query[:, None], keys[:, None], values[:, None]
+            seen = mask[:, None].expand(-1, 1, query.shape[2], -1)
+            scale = self._decoder.scaling
+            return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)[:, 0]
+        scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._decoder.scaling)
+        return torch.bmm(scores.softmax(-1), values)
+
+
+class _StepWeights:
+    """One layer's maps, as few operations as its modules allow; adapters are called as modules."""
+
+    def __init__(self, decoder: Decoder, layer: Layer) -> None:
+        attention, feedforward = cast(Any, layer.attention), cast(Any, layer.feedforward)
+        self.layer = layer
+        self._attention, self._feedforward = attention, feedforward
+        self._output = _plain(attention.o_proj)
+        self._down = _plain(feedforward.down_proj)
+        self._eps = getattr(getattr(attention, "q_norm", None), "variance_epsilon", None)
+        self._wide = decoder.config.intermediate_size
+        if self._eps is not None:
+            size = decoder.head_dim
+            self._scale = torch.cat(
+                (
+                    attention.q_norm.weight.detach().expand(decoder.heads, size),
+                    attention.k_norm.weight.detach().expand(decoder.key_heads, size),
+                )
+            )
+
+    def qkv(self, normed: Tensor) -> Tensor:
+        """[n, D] -> [n, (H + 2 K) E]."""
+        joined = self.layer.qkv
+        if joined is not None:
+            return functional.linear(normed, joined.weight, joined.bias)
+        attention = self._attention
+        return torch.cat((attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)), dim=-1)
+
+    def normed(self, heads: Tensor) -> Tensor:
+        """Norm of queries and keys together, where the family has one; [n, H + K, E]."""
+        if self._eps is None:
+            return heads
+        if heads.dtype in (torch.float32, torch.float64):
+            return functional.rms_norm(heads, heads.shape[-1:], None, self._eps).mul_(self._scale)
+        wide = functional.rms_norm(heads.float(), heads.shape[-1:], None, self._eps)
+        return self._scale * wide.to(heads.dtype)
+
+    def output(self, hidden: Tensor, mixed: Tensor) -> Tensor:
+        if self._output is not None:
+            return torch.addmm(hidden, mixed, self._output)
+        return hidden + self._attention.o_proj(mixed)
+
+    def gate_up(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        joined = self.layer.gate_up
+        if joined is None:
+            return self._feedforward.gate_proj(normed), self._feedforward.up_proj(normed)
+        both = functional.linear(normed, joined.weight, joined.bias)
+        return both[:, : self._wide], both[:, self._wide :]
+
+    def down(self, hidden: Tensor, inner: Tensor) -> Tensor:
+        if self._down is not None:
+            return torch.addmm(hidden, inner, self._down)
+        return hidden + self._feedforward.down_proj(inner)
+
+
+def _plain(part: nn.Module) -> Tensor | None:
+    """The transposed weight of a linear map without bias or adapter, ready for `addmm`."""
+    return part.weight.detach().t() if type(part) is nn.Linear and part.bias is None else None
+
+
+def visible(positions_NT: Tensor, reach: int) -> Tensor:
+    """Which of the first *reach* tokens each query may see, [n, 1, T, reach]."""
+    return (torch.arange(reach, device=positions_NT.device) <= positions_NT[..., None])[:, None]
+
+
+class ModuleForward:
+    """Any transformers module whose attention is plain and causal, with our cache and a mask made here."""
+
+    def __init__(self, module: Any, context: int) -> None:
+        self.module = module
+        self.device = next(module.parameters()).device
+        self.vocab_size: int = module.config.get_text_config().vocab_size
+        text = module.config.get_text_config()
+        heads = text.num_attention_heads
+        self._store = KVStore(
+            layers=text.num_hidden_layers,
+            key_heads=getattr(text, "num_key_value_heads", None) or heads,
+            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            dtype=next(module.parameters()).dtype,
+            device=self.device,
+            context=context,
+        )
+
+    @property
+    def store(self) -> KVStore:
+        return self._store
+
+    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        ids_NT = padded(ids, self.device)
+        positions_NT = torch.tensor(starts, device=self.device)[:, None] + torch.arange(
+            ids_NT.shape[1], device=self.device
+        )
+        last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
+        reach = max(starts) + ids_NT.shape[1]
+        self.store.reserve(max(rows) + 1, reach)
+        return self.forward(torch.tensor(rows, device=self.device), ids_NT, positions_NT, reach, last_N)
+
+    def forward(self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor) -> Tensor:
+        """Logits after token ``last_N`` of each row, [n, V]."""
+        hidden = self.body(
+            input_ids=ids_NT,
+            position_ids=positions_NT.clamp(max=self.store.context - 1),
+            past_key_values=RowCache(self.store, rows_N, positions_NT, reach),
+            attention_mask=additive(visible(positions_NT, reach), self.store.data.dtype),
+            use_cache=True,
+        )[0]
+        return self.head(hidden[torch.arange(len(rows_N), device=self.device), last_N])
+
+    @property
+    def body(self) -> Any:
+        """The module without its output layer."""
+        base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
+        return base.base_model
+
+    def steps(self, lengths: Sequence[int], count: int) -> Steps:
+        self.store.reserve(len(lengths), max(lengths) + count)
+        return _ModuleSteps(self, lengths)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        return cast(Tensor, self.body(input_ids=ids, use_cache=False)[0])
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return cast(Tensor, self.module.get_output_embeddings()(hidden))
+
+
+class _ModuleSteps:
+    def __init__(self, forward: ModuleForward, lengths: Sequence[int]) -> None:
+        self._forward = forward
+        self._positions = torch.tensor(lengths, device=forward.device)[:, None]
+        self._rows = torch.arange(len(lengths), device=forward.device)
+        self._first = torch.zeros_like(self._rows)
+        self._longest = max(lengths)
+
+    def step(self, ids: Tensor) -> Tensor:
+        self._longest += 1
+        logits = self._forward.forward(self._rows, ids[:, None], self._positions, self._longest, self._first)
+        self._positions = self._positions + 1
+        return logits
+
+
+def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as numbers to add to scores, which every attention implementation of transformers takes."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
+
+
+class BatchForward:
+    """Any transformers module at all: prompts padded on the left, the module's own cache, a batch runs until all are
+    done.
+
+    Attributes:
+        rows: size of the batch under way.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        self.device = next(module.parameters()).device
+        self.vocab_size: int = module.config.get_text_config().vocab_size
+        self.rows = 0
+        self._cache: Any = None
+        self._mask = torch.empty(0)
+
+    @property
+    def store(self) -> None:
+        """Rows cannot come and go."""
+        return None
+
+    def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+        """Start a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""
+        self.rows = len(rows)
+        longest = max(len(row) for row in ids)
+        pads = [longest - len(row) for row in ids]
+        batch = torch.tensor([[*[0] * pad, *row] for pad, row in zip(pads, ids, strict=True)], device=self.device)
+        pads_N1 = torch.tensor(pads, device=self.device)[:, None]
+        self._mask = (torch.arange(longest, device=self.device)[None] >= pads_N1).long()
+        self._cache = None
+        return self._forward(batch)
+
+    def steps(self, lengths: Sequence[int], count: int) -> Steps:
+        return self
+
+    def step(self, ids: Tensor) -> Tensor:
+        self._mask = torch.cat((self._mask, torch.ones_like(self._mask[:, :1])), dim=-1)
+        return self._forward(ids[:, None])
+
+    def _forward(self, ids_NT: Tensor) -> Tensor:
+        width = ids_NT.shape[1]
+        positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
+        options: dict[str, Any] = {} if self._cache is None else {"past_key_values": self._cache}
+        if "position_ids" in inspect.signature(self.module.forward).parameters:
+            options["position_ids"] = positions
+        out = self.module(input_ids=ids_NT, attention_mask=self._mask, use_cache=True, **options)
+        self._cache = out.past_key_values
+        return cast(Tensor, out.logits[:, -1])
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Here already the logits: the module may change them after its output layer."""
+        return cast(Tensor, self.module(input_ids=ids, use_cache=False).logits)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        return hidden

@@ -1,0 +1,545 @@
+"""The embedded engine: decodes a transformers model in this process, on CPU or GPU.
+
+Requests get rows of one key-value cache and leave them as they finish; others take their place at once (continuous
+batching). Equal prompts are computed once. A *reproducible* engine takes a step only when every live episode waits on
+it, so that the make-up of each batch, and with it the last bits of every log-prob, is a function of the seeds alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import InfrastructureError, LimitReached, UsageError
+from ...interfaces.engine import TokenEngine, Weights
+from ...interfaces.tokenizer import Codec
+from ...models.load import context_of, load_model
+from ...types.sampling import Sampling
+from ...types.transcript import Finish, Sampled
+from .decoding import BatchForward, Forward
+from .probe import choose_forward
+from .sampler import Sampler, Stream
+from .scoring import ScoreRequest, score_all
+from .slots import Request, Slots
+from .snapshot import Snapshot
+from .stopping import StopStrings
+
+BURST_SECONDS = 0.04
+"""Longest time the event loop is kept waiting between steps."""
+
+BURST_STEPS = 64
+PREFILL_TOKENS = 4096
+"""Tokens, padding included, of one forward pass over prompts."""
+
+_log = logging.getLogger(__name__)
+_PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
+
+
+SLOTS = 64
+"""Sequences decoded at once where nothing says more."""
+MOST_SLOTS = 256
+CACHE_BYTES = 2**31
+"""What keys and values may take before a batch is decoded in several parts."""
+
+
+class EmbeddedEngine(TokenEngine):
+    """Decodes in this process; trainable.
+
+    Attributes:
+        stalls: how often a reproducible engine lost patience and stepped without some live episode.
+
+    ``logps`` are the log-softmax at the sampling temperature before any truncation; for temperature 0 (greedy) those of
+    the untempered distribution. The same seed on the same logits gives the same token whatever else is in the batch;
+    the logits themselves may differ in their last bits with the size of the batch.
+    """
+
+    name = "embedded"
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        dtype: str = "float32",
+        slots: int = SLOTS,
+        context: int | None = None,
+        device: str = "auto",
+        reproducible: bool = True,
+        patience: float = 120.0,
+    ) -> None:
+        """Load *model* (a folder or a hub name).
+
+        Args:
+            dtype: to decode in; ``auto`` is what the checkpoint was saved in.
+            slots: sequences decoded at once at most, from 1; more wait their turn.
+            context: longest sequence, from 2; ``None`` (and more than that) is what the model was built for.
+            device: ``auto`` is the GPU where there is one.
+            reproducible: step only when every episode announced by `attend` waits here.
+            patience: seconds, more than 0, after which a reproducible engine steps all the same, and warns: some
+                episode is held up by another one that waits here.
+
+        Raises:
+            UsageError: the model cannot be loaded, or a setting is out of range.
+        """
+        _check_settings(slots, context, patience)
+        loaded = load_model(model, dtype=dtype, device=device)
+        self._reproducible, self._patience = reproducible, patience
+        self._open(loaded.module, loaded.codec, Snapshot(loaded.module), slots=slots, context=context)
+
+    def _open(self, module: Any, codec: Codec, snapshot: Snapshot | None, *, slots: int, context: int | None) -> None:
+        self._module, self.codec, self._snapshot = module, codec, snapshot
+        built_for = context_of(module)
+        self.context = min(context or built_for, built_for)
+        self.version = 0
+        self.stalls = 0
+        self._forward: Forward = choose_forward(module, self.context)
+        self._slots = Slots(slots)
+        self._queue: list[Request] = []
+        self._scores: list[ScoreRequest] = []
+        self._matchers: dict[tuple[str, ...], StopStrings] = {}
+        self._live = 0
+        self._driver: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._overslept = False
+        self._round_over = asyncio.Event()
+        self._round_over.set()
+
+    @classmethod
+    def sharing(
+        cls,
+        module: Any,
+        codec: Codec,
+        *,
+        dtype: str | None = None,
+        slots: int = SLOTS,
+        context: int | None = None,
+        reproducible: bool = True,
+        patience: float = 120.0,
+    ) -> EmbeddedEngine:
+        """An engine over a learner's *module*.
+
+        Where *dtype* is that of the module and no adapters sit on it, its live tensors are decoded directly and
+        `update` only counts the version: nothing may sample while the learner steps. Otherwise it decodes a copy (cast,
+        adapters merged) that `update` refreshes once per version.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+        _check_settings(slots, context, patience)
+        snapshot = Snapshot.needed(module, dtype)
+        engine = cls.__new__(cls)
+        engine._reproducible, engine._patience = reproducible, patience
+        engine._open(module if snapshot is None else snapshot.module, codec, snapshot, slots=slots, context=context)
+        return engine
+
+    @staticmethod
+    def slots_for(module: Any, *, samples: int, tokens: int) -> int:
+        """How many slots suit a batch of *samples* of about *tokens* each: all of it at once, where keys and values
+        then stay small. A function of its arguments alone, since what is decoded together shows in the last digits.
+        """
+        config = module.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        row = 2 * config.num_hidden_layers * heads * head_dim * min(tokens, context_of(module)) * 4
+        return max(SLOTS, min(samples, MOST_SLOTS, CACHE_BYTES // row))
+
+    @property
+    def shares(self) -> bool:
+        """Whether it decodes the learner's own tensors."""
+        return self._snapshot is None
+
+    @property
+    def device(self) -> torch.device:
+        return self._forward.device
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        """Continue *ids*. Cancelling the awaiting task frees the slot.
+
+        Raises:
+            LimitReached: *ids* leave no room in the context.
+            InfrastructureError: the forward pass failed, or gave NaN.
+        """
+        request = self._request(ids, how)
+        self._queue.append(request)
+        self._wake()
+        try:
+            return await request.future
+        except asyncio.CancelledError:
+            self._drop(request)
+            raise
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
+        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1. Scores awaited together are
+        batched.
+
+        Raises:
+            ValueError: *start* is out of range.
+            LimitReached: *ids* are longer than the context.
+        """
+        if not 1 <= start <= len(ids):
+            raise ValueError(f"start is {start}; expected 1 to {len(ids)}")
+        if len(ids) > self.context:
+            raise LimitReached("context", f"{len(ids)} tokens to score; the context is {self.context}")
+        future: asyncio.Future[list[float]] = asyncio.get_running_loop().create_future()
+        request = ScoreRequest(ids=tuple(ids), start=start, temperature=temperature, future=future)
+        self._scores.append(request)
+        self._wake()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._scores = [s for s in self._scores if s is not request]
+            self._wake()
+            raise
+
+    async def update(self, weights: Weights) -> int:
+        """Take up *weights*; sequences under way go on under them, their cache computed anew.
+
+        Raises:
+            InfrastructureError: a tensor is missing or has another shape.
+        """
+        while not self._round_over.is_set():
+            await self._round_over.wait()
+        with torch.inference_mode():
+            if self._snapshot is not None:
+                self._snapshot.refresh(weights)
+            self.version = weights.version
+            self._slots.forget()
+            self._recompute()
+        return self.version
+
+    def attend(self) -> AbstractContextManager[None]:
+        """Say that an episode is alive; see the class and `reproducible`."""
+        return self._attending()
+
+    @contextmanager
+    def _attending(self) -> Iterator[None]:
+        self._live += 1
+        player = _PLAYER.set(object())
+        try:
+            yield
+        finally:
+            _PLAYER.reset(player)
+            self._live -= 1
+            self._wake()
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._driver is not None and not self._driver.done():
+            self._driver.cancel()
+        self._driver = None
+        for request in [*self._queue, *self._running()]:
+            if not request.future.done():
+                request.future.set_result(request.sampled("cancelled"))
+        for score in self._scores:
+            score.future.cancel()
+        self._clear()
+
+    def _request(self, ids: Sequence[int], how: Sampling) -> Request:
+        room = self.context - len(ids)
+        if room < 1:
+            raise LimitReached(
+                "context", f"a prompt of {len(ids)} tokens; the context is {self.context}, replies included"
+            )
+        if not ids:
+            raise ValueError("an empty prompt: there is nothing to continue")
+        seed = how.seed if how.seed is not None else random.SystemRandom().getrandbits(62)
+        return Request(
+            ids=tuple(ids),
+            how=how,
+            limit=min(how.max_tokens or room, room),
+            stop_ids=frozenset((*self.codec.stop_ids, *how.stop_ids)),
+            stops=self._stop_strings(how.stop),
+            order=(how.seed is None, how.seed or 0, tuple(ids)),
+            stream=Stream(seed),
+            future=asyncio.get_running_loop().create_future(),
+            player=_PLAYER.get(),
+        )
+
+    def _stop_strings(self, stops: tuple[str, ...]) -> StopStrings:
+        """One matcher per set of strings, so that what it learns about tokens is kept."""
+        if stops not in self._matchers:
+            self._matchers[stops] = StopStrings(stops, self.codec)
+        return self._matchers[stops]
+
+    def _wake(self) -> None:
+        self._changed.set()
+        if not (self._queue or self._scores or self._slots.live):
+            self._rest()
+            return
+        loop = asyncio.get_running_loop()
+        if self._driver is None or self._driver.done() or self._driver.get_loop() is not loop:
+            self._changed, self._round_over = asyncio.Event(), asyncio.Event()
+            self._round_over.set()
+            self._driver = loop.create_task(self._drive(), name="quintain-embedded-engine")
+
+    def _rest(self) -> None:
+        """Once nobody is left, forget the rows' tokens: a resumed run starts with an empty cache, too."""
+        if self._reproducible and not (self._live or self._queue or self._slots.live):
+            self._slots.forget()
+
+    async def _drive(self) -> None:
+        """Run until nothing waits; a failure fails what waits, not the engine."""
+        try:
+            while self._queue or self._scores or self._slots.live:
+                await asyncio.sleep(0)
+                if self._scores:
+                    self._round_over.clear()
+                    await _WithoutGradients(self._score())
+                    self._round_over.set()
+                    continue
+                if not self._may_step():
+                    await self._wait()
+                    continue
+                self._overslept = False
+                self._round_over.clear()
+                await _WithoutGradients(self._round())
+                self._round_over.set()
+        except Exception as error:  # noqa: BLE001 -- whatever failed, those who wait must hear of it
+            self._fail(error)
+        finally:
+            self._round_over.set()
+            self._rest()
+
+    def _may_step(self) -> bool:
+        asked = [*self._queue, *self._running()]
+        if not self._reproducible or self._overslept:
+            return bool(asked)
+        return bool(asked) and len({r.player for r in asked} - {None}) >= self._live
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        try:
+            await asyncio.wait_for(self._changed.wait(), self._patience)
+        except TimeoutError:
+            self.stalls += 1
+            self._overslept = True
+            absent = self._live - len(self._slots.live) - len(self._queue) - len(self._scores)
+            _log.warning(
+                "%d of %d live episodes have not come back for %g s; stepping without them "
+                "(this run will not repeat bit for bit)",
+                absent,
+                self._live,
+                self._patience,
+            )
+
+    async def _round(self) -> None:
+        """Let requests in, decode until something changes."""
+        if self._queue and (self._forward.store is not None or not self._slots.live):
+            await self._admit()
+        if self._slots.live:
+            self._burst()
+
+    async def _score(self) -> None:
+        """A reproducible engine scores one at a time: who else asks at the moment must not show in the last bits."""
+        take = 1 if self._reproducible else len(self._scores)
+        batch, self._scores = self._scores[:take], self._scores[take:]
+        await score_all(self._forward, batch)
+
+    async def _admit(self) -> None:
+        admission = self._slots.admit(self._queue)
+        admitted = self._running()
+        known = {id(r) for r in admitted}
+        self._queue = [r for r in self._queue if id(r) not in known]
+        if isinstance(self._forward, BatchForward):
+            live = self._slots.live
+            logits = self._forward.extend(live, [self._rows_request(i).ids for i in live], [0] * len(live))
+            self._first_tokens(live, logits)
+            return
+        store = self._forward.store
+        assert store is not None
+        newest = max((*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0)
+        longest = max((len(r.ids) for r in admitted), default=0)
+        store.reserve(newest + 1, longest)
+        if admission.copies:
+            sources, targets, lengths = zip(*admission.copies, strict=True)
+            store.copy(sources, targets, max(lengths))
+        prompts = {row: self._rows_request(row).ids for row, _ in admission.extensions}
+        logits_by_row = await self._prefill(admission.extensions, prompts)
+        for leader, row in admission.followers:
+            logits_by_row[row] = logits_by_row[leader]
+        if admission.followers:
+            leaders, rows = zip(*admission.followers, strict=True)
+            store.copy(leaders, rows, max(len(prompts[i]) for i in leaders))
+        present = [row for row in sorted(logits_by_row) if self._slots.rows[row].request is not None]
+        if present:
+            self._first_tokens(present, torch.stack([logits_by_row[row] for row in present]))
+
+    async def _prefill(
+        self, extensions: Sequence[tuple[int, int]], prompts: Mapping[int, tuple[int, ...]]
+    ) -> dict[int, Tensor]:
+        """Compute prompts in passes of similar length, giving way to the event loop between them."""
+        out: dict[int, Tensor] = {}
+        pending = sorted((start > 0, len(prompts[row]) - start, row, start) for row, start in extensions)
+        while pending:
+            width, take = 0, 0
+            for cached, rest, _, _ in pending:
+                width = max(width, min(rest, PREFILL_TOKENS))
+                if take and (width * (take + 1) > PREFILL_TOKENS or cached != pending[0][0]):
+                    break
+                take += 1
+            batch, pending = pending[:take], pending[take:]
+            pieces = [prompts[row][start : start + PREFILL_TOKENS] for _, _, row, start in batch]
+            logits = self._forward.extend([b[2] for b in batch], pieces, [b[3] for b in batch])
+            for (_, rest, row, start), piece, row_logits in zip(batch, pieces, logits, strict=True):
+                if len(piece) < rest:
+                    pending.append((True, rest - len(piece), row, start + len(piece)))
+                else:
+                    out[row] = row_logits
+            await asyncio.sleep(0)
+        return out
+
+    def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
+        requests = [self._rows_request(row) for row in rows]
+        uniforms = torch.stack([r.uniforms(1)[0] for r in requests]).to(logits.device)
+        ids, logps = Sampler([r.how for r in requests], logits.device).pick(logits, uniforms)
+        for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
+            self._rows_request(row).take([token], [logp], self.version)
+            self._settle(row)
+
+    def _burst(self) -> None:
+        """Decode until a request ends, the numbers run out or the event loop has waited long enough."""
+        if self._forward.store is not None:
+            moves = self._slots.compact()
+            if moves:
+                sources, targets, lengths = zip(*moves, strict=True)
+                self._forward.store.copy(sources, targets, max(lengths))
+        rows = range(self._forward.rows if isinstance(self._forward, BatchForward) else self._slots.live[-1] + 1)
+        requests = [self._slots.rows[row].request for row in rows]
+        decoded = _decode(self._forward, requests)
+        for row, request, tokens, logps in zip(rows, requests, *decoded, strict=True):
+            if request is not None:
+                request.take(tokens, logps, self.version)
+                self._settle(row)
+
+    def _settle(self, row: int) -> None:
+        """End the request of *row* if its newest token ends it."""
+        request = self._rows_request(row)
+        if request.logps[-1] != request.logps[-1]:
+            raise InfrastructureError("the model gave NaN logits; its weights have diverged or overflow in this dtype")
+        token = request.tokens[-1]
+        stop: str | int | None = None
+        finish: Finish | None = None
+        if token in request.stop_ids:
+            finish, stop = "stop", token
+        elif request.stops and (stop := request.stops.found(request.tokens)) is not None:
+            finish = "stop"
+        elif len(request.tokens) >= request.limit:
+            finish = "length"
+        if finish is None:
+            return
+        self._slots.free(row)
+        if not request.future.done():
+            request.future.set_result(request.sampled(finish, stop))
+
+    def _rows_request(self, row: int) -> Request:
+        request = self._slots.rows[row].request
+        assert request is not None, f"row {row} is idle"
+        return request
+
+    def _running(self) -> list[Request]:
+        return [self._rows_request(row) for row in self._slots.live]
+
+    def _drop(self, request: Request) -> None:
+        self._queue = [r for r in self._queue if r is not request]
+        for i, row in enumerate(self._slots.rows):
+            if row.request is request:
+                self._slots.free(i)
+        self._wake()
+
+    def _recompute(self) -> None:
+        """Compute the cache of running sequences under the weights of now."""
+        rows = self._slots.live
+        if not rows:
+            return
+        if isinstance(self._forward, BatchForward):
+            rows = list(range(self._forward.rows))
+        requests = [self._slots.rows[row].request for row in rows]
+        self._forward.extend(rows, [(0,) if r is None else r.cached for r in requests], [0] * len(rows))
+
+    def _fail(self, error: Exception) -> None:
+        waiting = [*self._queue, *self._running()]
+        futures: list[asyncio.Future[Any]] = [r.future for r in waiting] + [s.future for s in self._scores]
+        self._clear()
+        kind = error if isinstance(error, InfrastructureError) else None
+        for future in futures:
+            if not future.done():
+                wrapped = kind or InfrastructureError(f"the embedded engine failed: {type(error).__name__}: {error}")
+                wrapped.__cause__ = wrapped.__cause__ or (None if wrapped is error else error)
+                future.set_exception(wrapped)
+
+    def _clear(self) -> None:
+        self._queue, self._scores = [], []
+        self._slots = Slots(len(self._slots.rows))
+
+
+def _check_settings(slots: int, context: int | None, patience: float) -> None:
+    if slots < 1:
+        raise UsageError(f"slots is {slots}; the embedded engine expects a whole number from 1 up")
+    if context is not None and context < 2:
+        raise UsageError(
+            f"context is {context}; the embedded engine expects a whole number from 2 up (a prompt and a reply), "
+            "or none for what the model was built for"
+        )
+    if not patience > 0:
+        raise UsageError(f"patience is {patience}; the embedded engine expects a number of seconds above 0")
+
+
+class _WithoutGradients:
+    """Awaits a coroutine in inference mode, and leaves the mode whenever the coroutine waits.
+
+    The mode belongs to the thread: whatever else ran in the meantime, a learner's update say, would find itself in it.
+    """
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        error: BaseException | None = None
+        while True:
+            try:
+                with torch.inference_mode():
+                    waits = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
+            except StopIteration:
+                return
+            error = None
+            try:
+                yield waits
+            except BaseException as raised:  # noqa: BLE001 - cancellation included: the coroutine decides
+                error = raised
+
+
+def _decode(forward: Forward, requests: Sequence[Request | None]) -> tuple[list[Any], list[Any]]:
+    """Step all rows together; per row the tokens and log-probs, as many as there were steps.
+
+    Rows without a request are stepped along in a fixed batch, and their tokens dropped.
+    """
+    some = [r for r in requests if r is not None]
+    count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in some))
+    stop_ids = frozenset().union(*(r.stop_ids for r in some))
+    watched = [(i, r) for i, r in enumerate(requests) if r is not None and r.stops]
+    filler = some[0]
+    filled = [r or filler for r in requests]
+    sampler = Sampler([r.how for r in filled], forward.device)
+    uniforms = torch.stack([r.uniforms(count) for r in filled], dim=1).to(forward.device)
+    ids = torch.tensor([r.tokens[-1] for r in filled], device=forward.device)
+    steps = forward.steps([len(r.cached) for r in filled], count)
+    tokens: list[list[int]] = []
+    logps: list[Tensor] = []
+    deadline = time.perf_counter() + BURST_SECONDS
+    for i in range(count):
+        ids, step_logps = sampler.pick(steps.step(ids), uniforms[i])
+        newest = ids.tolist()
+        tokens.append(newest)
+        logps.append(step_logps)
+        if not stop_ids.isdisjoint(newest) or time.perf_counter() > deadline:
+            break
+        if any(r.stops.may_end(newest[row]) for row, r in watched):
+            break
+    return list(map(list, zip(*tokens, strict=True))), torch.stack(logps, dim=1).tolist()

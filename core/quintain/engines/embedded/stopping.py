@@ -1,0 +1,44 @@
+"""Stop strings over tokens: which token completes one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...interfaces.tokenizer import Codec
+
+_SLACK = 8
+"""Tokens decoded beyond the length of the string in bytes, for tokens that decode to nothing."""
+
+
+class StopStrings:
+    """The stop strings of a request; falsy where there are none.
+
+    Only a token whose own text contains the last character of a stop string can complete it, so most tokens cost one
+    look-up.
+    """
+
+    def __init__(self, stops: tuple[str, ...], codec: Codec) -> None:
+        self._stops = tuple(s for s in stops if s)
+        self._codec = codec
+        self._window = max((len(s.encode()) for s in stops), default=0) + _SLACK
+        self._may_end: dict[int, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._stops)
+
+    def may_end(self, token: int) -> bool:
+        """Whether *token* could complete a string; parts of a character always could."""
+        known = self._may_end.get(token)
+        if known is None:
+            text = self._codec.decode([token])
+            known = "\N{REPLACEMENT CHARACTER}" in text or any(s[-1] in text for s in self._stops)
+            self._may_end[token] = known
+        return known
+
+    def found(self, tokens: Sequence[int]) -> str | None:
+        """The stop string that the newest of *tokens* completes; the earliest in the text if several."""
+        if not self.may_end(tokens[-1]):
+            return None
+        text = self._codec.decode(tokens[-self._window :])
+        places = [(text.find(s), s) for s in self._stops if s in text]
+        return min(places)[1] if places else None

@@ -1,0 +1,1 @@
+"""Evaluate an engine on an environment without training."""

@@ -1,0 +1,58 @@
+"""Controls: scripted policies that an environment brings, for checking it (`quintain eval --engine @oracle`)."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import EnvironmentFault, UnknownNameError, UsageError, said_by
+from ..interfaces.engine import Engine, Reply
+from ..interfaces.environment import Environment
+from ..interfaces.tools import ToolSpec
+from ..types.sampling import Sampling
+from ..types.task import Message, Task
+
+
+class ControlEngine(Engine):
+    """Answers as the control *name* of *environment* does; episodes bind it to their task with `for_task`.
+
+    Raises:
+        UnknownNameError: the environment has no such control.
+    """
+
+    def __init__(self, environment: Environment[Any, Any], name: str) -> None:
+        self.control = name.removeprefix("@")
+        self.name = f"@{self.control}"
+        self._environment = environment
+        self._task: Task | None = None
+        known = environment.controls()
+        if self.control not in known:
+            hint = f"{type(environment).__name__} has: {', '.join(known)}"
+            raise UnknownNameError.of("control", self.control, known, hint)
+
+    @property
+    def scores(self) -> str:
+        """What it is expected to score: ``"max"``, ``"min"``, or nothing in particular."""
+        return self._environment.controls()[self.control]
+
+    def for_task(self, environment: Environment[Any, Any], task: Task) -> ControlEngine:
+        """The engine of one episode."""
+        bound = copy.copy(self)
+        bound._environment, bound._task = environment, task
+        return bound
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        if self._task is None:
+            raise UsageError(f"{self.name} answers single tasks: bind it with for_task(environment, task)")
+        try:
+            said = getattr(self._environment, self.control)(self._task, messages)
+            if inspect.isawaitable(said):
+                said = await said
+        except Exception as e:
+            where = f"{type(self._environment).__name__}.{self.control}"
+            raise EnvironmentFault(f"the control {where} failed: {said_by(e)}") from e
+        if isinstance(said, (str, Reply)):
+            return said if isinstance(said, Reply) else Reply(text=said)
+        raise EnvironmentFault(f"the control {self.control!r} gave {said!r}; expected text or a Reply")

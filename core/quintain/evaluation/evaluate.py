@@ -1,0 +1,386 @@
+"""Measuring a policy on the tasks of one split: pass@1, pass@k, cons@k with intervals, and what failed.
+
+A failure of ours (a dead server, a crashed reward) is no wrong answer: it is left out of every estimate, counted and
+shown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean, said_by
+from ..interfaces.engine import Engine
+from ..interfaces.environment import SPLITS, Environment
+from ..rollouts.runner import Job, Setting, run_groups
+from ..types.rollout import Group, Rollout
+from ..types.sampling import Sampling
+from ..types.task import Task
+from .answers import final_answer
+from .controls import ControlEngine
+from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
+
+AnyRollout = Rollout[Any, Any]
+Vote = Callable[[AnyRollout], str | None]
+
+SUCCESS = 1.0
+"""A verdict from here on is a success."""
+MOST_TASKS = 50_000
+"""A split with more tasks than this counts as endless until somebody says how many are wanted."""
+_SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """How one task went: of *samples* valid rollouts *right* succeeded; *failed* more were our failures.
+
+    ``votes`` are the answers of the valid rollouts (``None``: none found) and whether each was right; ``reward`` is
+    the mean verdict.
+    """
+
+    id: str
+    level: float | None
+    samples: int
+    right: int
+    failed: int
+    reward: float
+    votes: tuple[tuple[str | None, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, without the votes."""
+        plain = {
+            "id": self.id,
+            "samples": self.samples,
+            "right": self.right,
+            "failed": self.failed,
+            "reward": self.reward,
+        }
+        return plain if self.level is None else {**plain, "level": self.level}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The rollouts of an evaluation and what they say. Estimates are ``None`` where no rollout can tell.
+
+    Attributes:
+        groups: one per task, in the order of the tasks.
+        samples: rollouts asked for per task.
+        ks: the k of pass@k and cons@k.
+        success: verdict from which on a rollout counts as right.
+    """
+
+    environment: str
+    split: str
+    engine: str
+    groups: tuple[Group[Any, Any], ...]
+    samples: int
+    how: Sampling
+    seed: int
+    seconds: float
+    ks: tuple[int, ...]
+    success: float = SUCCESS
+    vote: Vote = field(default=lambda rollout: final_answer(rollout.reply), repr=False)
+
+    @cached_property
+    def results(self) -> tuple[TaskResult, ...]:
+        """Per task, in order."""
+        return tuple(self._result(g) for g in self.groups)
+
+    def _result(self, group: Group[Any, Any]) -> TaskResult:
+        verdicts = [_verdict(r) for r in group.valid]
+        votes = tuple(
+            (self.vote(r), float(v >= self.success - _SLACK)) for r, v in zip(group.valid, verdicts, strict=True)
+        )
+        return TaskResult(
+            id=group.task.id,
+            level=group.task.level,
+            samples=len(verdicts),
+            right=sum(right > 0 for _, right in votes),
+            failed=len(group.rollouts) - len(verdicts),
+            reward=sum(verdicts) / len(verdicts) if verdicts else 0.0,
+            votes=votes,
+        )
+
+    @property
+    def accuracy(self) -> Estimate | None:
+        """pass@1."""
+        return self.pass_at(1)
+
+    def pass_at(self, k: int) -> Estimate | None:
+        """Unbiased pass@k over the tasks with at least *k* valid rollouts."""
+        return self._over_tasks(k, lambda t: pass_at_k(t.samples, t.right, k))
+
+    def cons_at(self, k: int) -> Estimate | None:
+        """Unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid rollouts."""
+        return self._over_tasks(k, lambda t: cons_at_k(t.votes, k))
+
+    def _over_tasks(self, k: int, value: Callable[[TaskResult], float]) -> Estimate | None:
+        enough = [t for t in self.results if t.samples >= k]
+        return proportion([value(t) for t in enough], [t.samples for t in enough], k=k) if enough else None
+
+    @property
+    def reward(self) -> Estimate | None:
+        """Mean verdict."""
+        tried = [t for t in self.results if t.samples]
+        return mean([t.reward for t in tried], [t.samples for t in tried]) if tried else None
+
+    @cached_property
+    def rollouts(self) -> tuple[AnyRollout, ...]:
+        """All of them, failures included."""
+        return tuple(r for g in self.groups for r in g.rollouts)
+
+    @property
+    def endings(self) -> dict[str, int]:
+        """How many rollouts ended in which way, the most frequent first."""
+        return dict(Counter(r.ending.kind.value for r in self.rollouts).most_common())
+
+    @property
+    def failed(self) -> float:
+        """Share of the rollouts that failed through our fault."""
+        return sum(not r.valid for r in self.rollouts) / len(self.rollouts)
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Why rollouts failed, and how often, the most frequent first."""
+        failures = (r.ending for r in self.rollouts if not r.valid)
+        return dict(Counter(f"{e.kind.value}: {e.reason}" for e in failures).most_common())
+
+    @property
+    def tokens(self) -> float:
+        """Mean number of tokens that the policy sampled per valid rollout."""
+        return _mean([float(r.tokens) for r in self.rollouts if r.valid])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the environment reported, averaged over the valid rollouts that reported it."""
+        names = sorted({name for r in self.rollouts if r.valid for name in r.metrics})
+        return {n: _mean([r.metrics[n] for r in self.rollouts if r.valid and n in r.metrics]) for n in names}
+
+    def estimates(self) -> dict[str, Estimate | None]:
+        """By name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""
+        passes = {f"pass@{k}": self.pass_at(k) for k in self.ks}
+        return passes | {f"cons@{k}": self.cons_at(k) for k in self.ks if k > 1}
+
+    def to_json(self) -> dict[str, Any]:
+        """One flat object; ``pass@1`` and the other estimates at the top, their intervals (95 %) by name."""
+        found = self.estimates()
+        reward = self.reward
+        return {
+            **{name: e.value if e else None for name, e in found.items()},
+            "interval": [found["pass@1"].low, found["pass@1"].high] if found["pass@1"] else None,
+            "intervals": {name: [e.low, e.high] for name, e in found.items() if e},
+            "reward": reward.value if reward else None,
+            "environment": self.environment,
+            "split": self.split,
+            "engine": self.engine,
+            "tasks": len(self.groups),
+            "samples": self.samples,
+            "rollouts": len(self.rollouts),
+            "failed": sum(not r.valid for r in self.rollouts),
+            "endings": self.endings,
+            "failures": self.reasons,
+            "tokens": self.tokens,
+            "metrics": self.metrics,
+            "temperature": self.how.temperature,
+            "max_tokens": self.how.max_tokens,
+            "seed": self.seed,
+            "seconds": self.seconds,
+        }
+
+
+async def evaluate(
+    environment: Environment[Any, Any],
+    engine: Engine,
+    *,
+    split: str = "test",
+    tasks: int | Sequence[Task] | None = None,
+    samples: int = 1,
+    how: Sampling | None = None,
+    ks: Sequence[int] = (),
+    concurrency: int | None = None,
+    retries: int = 1,
+    seed: int = 0,
+    name: str = "",
+    system: str = "",
+    success: float = SUCCESS,
+    services: Mapping[str, Any] | None = None,
+    vote: Vote | None = None,
+    progress: Callable[[AnyRollout], None] | None = None,
+) -> Evaluation:
+    """Run *samples* episodes on each task and score them.
+
+    The same seed gives the same episodes (as far as the engine is reproducible), whatever else runs.
+
+    Args:
+        engine: started. tasks: the first so many of the split, so that every policy meets the same ones; or the tasks
+        themselves; ``None`` is all. how: by default greedy for one sample and temperature 1 for several. ks: of
+        pass@k and cons@k; 1 is always among them. By default the powers of two up to *samples*. concurrency: episodes
+        at once; by default what the engine says. retries: further tries of an episode that failed through our fault.
+        name, system: of the environment, and the system message that replaces its own. success: verdict from which on
+        a rollout counts as right. services: by slot, started. vote: the answer that a rollout votes for in cons@k,
+        ``None`` for none; by default `final_answer` of its reply. progress: called with every rollout as it is
+        scored.
+
+    Raises:
+        NoTasksError: the split has none.
+        UsageError: the split is endless and *tasks* is not given; a k above *samples*; an environment without a reward.
+    """
+    name = name or type(environment).__name__
+    if getattr(environment, "reward", None) is None:
+        raise UsageError(f"environment {name!r} has no reward: set `reward = ...` in its class, or give an expression")
+    chosen = tasks_of(environment, split, tasks, name=name) if tasks is None or isinstance(tasks, int) else list(tasks)
+    how = how or Sampling(temperature=0.0 if samples == 1 else 1.0)
+    wanted = _checked_ks(ks, samples)
+    setting = Setting(
+        engine=engine,
+        how=how,
+        services=services or {},
+        run_seed=seed,
+        concurrency=concurrency or engine.concurrency or Setting.concurrency,
+        retries=retries,
+    )
+    start = time.monotonic()
+    groups = await run_groups(_jobs(environment, chosen, samples, name, system), setting, progress)
+    return Evaluation(
+        environment=name,
+        split=split,
+        engine=engine.name,
+        groups=tuple(groups),
+        samples=samples,
+        how=how,
+        seed=seed,
+        seconds=time.monotonic() - start,
+        ks=wanted,
+        success=success,
+        **({"vote": vote} if vote else {}),
+    )
+
+
+def tasks_of(environment: Environment[Any, Any], split: str, count: int | None = None, *, name: str = "") -> list[Task]:
+    """The first *count* tasks of a split, or all of a finite one.
+
+    Raises:
+        NoTasksError, UsageError: as `evaluate`.
+        EnvironmentFault: the environment's own code failed.
+    """
+    name = name or type(environment).__name__
+    if split not in SPLITS:
+        raise UsageError(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
+    if count is not None and count < 1:
+        raise UsageError(f"{count} tasks were asked for; expected at least 1")
+    found = list(islice(_listed(environment, split, name), MOST_TASKS + 1 if count is None else count))
+    if not found:
+        others = [s for s in SPLITS if s != split and next(_listed(environment, s, name), None) is not None]
+        hint = f"it has some for {' and '.join(others)}" if others else "nor for any other; see its `tasks` method"
+        raise NoTasksError(f"environment {name!r} yields no tasks for the split {split!r}; {hint}")
+    if count is None and len(found) > MOST_TASKS:
+        raise UsageError(
+            f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many with --tasks N"
+        )
+    return found
+
+
+def _listed(environment: Environment[Any, Any], split: str, name: str) -> Iterator[Task]:
+    try:
+        for task in environment.tasks(split):
+            if not isinstance(task, Task):
+                raise EnvironmentFault(
+                    f"environment {name!r} yields a {type(task).__name__} as a task; expected a Task"
+                )
+            yield task
+    except NotImplementedError as e:
+        raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
+    except (QuintainError, GeneratorExit):
+        raise
+    except Exception as e:
+        raise EnvironmentFault(f"the tasks of {name!r} ({split}) cannot be listed: {said_by(e)}") from e
+
+
+def _jobs(environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str) -> list[Job]:
+    seen: Counter[str] = Counter()
+    jobs: list[Job] = []
+    for index, task in enumerate(tasks):
+        # A task that is listed twice draws other samples the second time.
+        visit = seen[task.id]
+        seen[task.id] += 1
+        jobs.append(
+            Job(environment=environment, task=task, members=samples, name=name, index=index, visit=visit, system=system)
+        )
+    return jobs
+
+
+def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
+    if samples < 1:
+        raise UsageError(f"{samples} samples per task were asked for; expected at least 1")
+    if wrong := [k for k in ks if not 1 <= k <= samples]:
+        raise UsageError(
+            f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with --samples)"
+        )
+    return tuple(sorted({1, *ks})) if ks else default_ks(samples)
+
+
+def _verdict(rollout: AnyRollout) -> float:
+    """What the verdict gives the policy's own seat."""
+    return rollout.verdict.of_seat("") if rollout.verdict else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ControlCheck:
+    """How a control fared: *scores* is its mark, *wrong* says why that is not what it got (empty: all is well)."""
+
+    name: str
+    scores: str
+    evaluation: Evaluation
+    wrong: str = ""
+
+
+async def check_controls(
+    environment: Environment[Any, Any], *, count: int = 100, **settings: Any
+) -> tuple[ControlCheck, ...]:
+    """Play every control of *environment* on the first *count* tasks of a split.
+
+    One marked ``"max"`` must succeed on every task. One marked ``"min"`` must succeed on none, nor earn more anywhere
+    than `nop`, which says nothing. A failure of ours is wrong for any of them.
+
+    Args:
+        settings: as for `evaluate`.
+
+    Raises:
+        As `evaluate`.
+    """
+    settings["tasks"] = tasks_of(environment, settings.get("split", "test"), count, name=settings.get("name", ""))
+    controls = environment.controls()
+    played = {n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls}
+    floor = [t.reward for t in played["nop"].results]
+    return tuple(
+        ControlCheck(name=n, scores=controls[n], evaluation=e, wrong=_misbehaviour(controls[n], e, floor))
+        for n, e in sorted(played.items(), key=lambda item: (controls[item[0]], item[0]))
+    )
+
+
+def _misbehaviour(scores: str, evaluation: Evaluation, floor: Sequence[float]) -> str:
+    if reasons := evaluation.reasons:
+        reason, count = next(iter(reasons.items()))
+        return f"{count} of {len(evaluation.rollouts)} rollouts failed: {reason}"
+    results = evaluation.results
+    if scores == "max":
+        bad = [t for t in results if t.right < t.samples]
+        return f"expected to succeed everywhere, but not on {_some(bad)}" if bad else ""
+    if scores == "min":
+        bad = [t for t, low in zip(results, floor, strict=True) if t.right or t.reward > low + _SLACK]
+        return f"expected nothing, but was rewarded on {_some(bad)}" if bad else ""
+    return ""
+
+
+def _some(results: Sequence[TaskResult]) -> str:
+    shown = ", ".join(f"{t.id} ({t.reward:g})" for t in results[:3])
+    return f"{len(results)} task{'s' if len(results) > 1 else ''}: {shown}{', ...' if len(results) > 3 else ''}"

@@ -1,0 +1,1 @@
+"""What a plugin implements: environments, rewards, tools, engines, services, algorithms."""

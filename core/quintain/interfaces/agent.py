@@ -1,0 +1,90 @@
+"""What an environment talks to. It does not know which engine is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+from ..types.rollout import Turn
+from ..types.task import Message
+from .engine import Engine
+from .tools import Tool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one episode may use up; ``None`` is no limit of ours.
+
+    Attributes:
+        turns: of the policy (over all its seats).
+        tokens: sampled by the policy, over the whole episode.
+        seconds: of wall clock; ending by it is our failure (`timeout`), not the policy's.
+    """
+
+    turns: int | None = 1
+    tokens: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"limits.{name} is {value}; expected more than 0, or none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """An OpenAI-compatible door to the policy for a foreign agent; what passes is recorded."""
+
+    base_url: str
+    api_key: str
+    model: str = "policy"
+
+
+class Agent(Protocol):
+    """One seat of one episode.
+
+    Attributes:
+        rng: seeded by (run, task, member) alone.
+    """
+
+    rng: Random
+
+    def system(self, text: str) -> None:
+        """Set the system message; before the first turn only."""
+        ...
+
+    def user(self, content: str | Sequence[Message]) -> None:
+        """Say something to the policy."""
+        ...
+
+    async def turn(self) -> Turn:
+        """Let the policy speak.
+
+        Raises:
+            LimitReached: no turns, tokens or context are left; if it leaves the coroutine the ending is `truncated`.
+        """
+        ...
+
+    def turns(self) -> AsyncIterator[Turn]:
+        """Turns until a limit; code after the loop still runs."""
+        ...
+
+    async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
+        """Turns with *tools*, until one calls none, or a limit; the last turn."""
+        ...
+
+    def seat(self, name: str, engine: Engine | None = None) -> Agent:
+        """Another player with a conversation of its own; without an engine it is the policy, and trained."""
+        ...
+
+    def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
+        """An OpenAI-compatible address for a foreign agent."""
+        ...
+
+    def metric(self, **values: float) -> None:
+        """Report numbers for the logs."""
+        ...

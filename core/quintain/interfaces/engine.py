@@ -1,0 +1,162 @@
+"""Engines: what answers. `Engine` is messages in, text out; `TokenEngine` adds exact tokens, and only it can train."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..types.sampling import Sampling
+from ..types.task import Message, Task, ToolCall
+from ..types.transcript import Finish, Sampled
+from .service import Service
+from .tokenizer import Codec
+from .tools import ToolSpec
+
+if TYPE_CHECKING:
+    from .environment import Environment
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reply:
+    """What an engine answered, as text."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+    finish: Finish = "stop"
+    usage: Mapping[str, int] = field(default_factory=dict)
+
+
+class Weights(Protocol):
+    """A set of weights to load: the learner's live module, or a folder in Hugging Face format."""
+
+    version: int
+
+    def tensors(self) -> Mapping[str, Any]:
+        """Parameter name (as in the Hugging Face checkpoint) to tensor."""
+        ...
+
+
+class Engine(Service):
+    """Messages in, text out: enough for evaluation."""
+
+    name: str = "engine"
+
+    @abstractmethod
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        """Answer a conversation.
+
+        Raises:
+            InfrastructureError: the engine, not the policy, failed.
+        """
+
+    def attend(self) -> AbstractContextManager[None]:
+        """Say that an episode is alive. A reproducible engine steps only when every live episode waits on it."""
+        return nullcontext()
+
+    def for_task(self, environment: Environment[Any, Any], task: Task) -> Engine:
+        """The engine that plays *task*: this one, unless it answers each task in its own way, as controls do."""
+        return self
+
+    def for_seat(self, name: str) -> Engine:
+        """The engine of seat *name* of an episode (``""`` is the policy's first): this one, unless seats differ."""
+        return self
+
+    @property
+    def concurrency(self) -> int | None:
+        """Episodes worth running at once; ``None`` leaves it to the recipe."""
+        return None
+
+
+class TokenEngine(Engine):
+    """Token ids in, token ids and log-probs out; the only kind that can train. The chat layer drives it.
+
+    One that can decode the learner's own module also has the class method `SharesModule.sharing`; the weights of any
+    other arrive through `update`.
+
+    Attributes:
+        codec: text to ids and back, and the chat template.
+        context: longest sequence it takes, prompt and reply together.
+        version: of the weights it samples from now.
+        stalls: how often it went on without an episode that it should have waited for.
+    """
+
+    codec: Codec
+    context: int
+    version: int = 0
+    stalls: int = 0
+
+    @abstractmethod
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        """Continue *ids*. Cancelling the awaiting task frees the slot.
+
+        Raises:
+            LimitReached: *ids* leave no room in the context.
+            InfrastructureError: the engine failed.
+        """
+
+    @abstractmethod
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1."""
+
+    @abstractmethod
+    async def update(self, weights: Weights) -> int:
+        """Take up new weights; their version, which tokens sampled from now on carry."""
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+        """Answer through the chat template (no transcript is kept)."""
+        from ..rollouts.chat.bridge import reply_through_tokens
+
+        return await reply_through_tokens(self, messages, tools, how)
+
+
+class Greedy(TokenEngine):
+    """Another engine, asked for the likeliest token always."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        self.codec, self.context, self.name = engine.codec, engine.context, engine.name
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._engine.version
+
+    @property
+    def concurrency(self) -> int | None:
+        return self._engine.concurrency
+
+    def attend(self) -> AbstractContextManager[None]:
+        return self._engine.attend()
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        return await self._engine.sample(ids, how.but(temperature=0.0))
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        return await self._engine.score(ids, start, temperature)
+
+    async def update(self, weights: Weights) -> int:
+        return await self._engine.update(weights)
+
+
+class SharesModule(Protocol):
+    """What the class of a `TokenEngine` may offer besides: an engine over the module that the learner trains."""
+
+    @classmethod
+    def sharing(cls, module: Any, codec: Codec, *, dtype: str | None = None) -> TokenEngine:
+        """An engine that decodes *module*; further keywords are its own settings, ``engine.args`` of a recipe.
+
+        Args:
+            module: the learner's live transformers module, perhaps with adapters.
+            codec: its tokenizer and chat template.
+            dtype: to decode in; where it is not the module's, the engine keeps a copy that `update` refreshes.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+        ...
+
+    # Optional besides: slots_for(module, *, samples, tokens) -> int, how much of a batch is best decoded at once;
+    # a run passes it to `sharing` as ``slots`` where the recipe does not say.

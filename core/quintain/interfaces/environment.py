@@ -1,0 +1,139 @@
+"""Environments: where tasks come from, how an episode runs, which rewards judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy as shallow_copy
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
+
+from ..errors import EnvironmentFault, QuintainError, said_by
+from ..types.task import Message, Task
+from .agent import Agent, Limits
+from .engine import Reply
+from .reward import Reward
+
+T = TypeVar("T", bound=Task)
+E = TypeVar("E")
+F = TypeVar("F", bound=Callable[..., Any])
+
+Split = Literal["train", "dev", "test"]
+SPLITS: tuple[Split, ...] = ("train", "dev", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demonstration:
+    """A prompt and a good reply, for a supervised start."""
+
+    prompt: str | Sequence[Message]
+    reply: str
+    system: str = ""
+
+
+def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
+    """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval --engine @name` can
+    run.
+
+    Args:
+        scores: what the conformance suite expects of it: ``"max"`` for a reference answer, ``"min"`` for a known hack.
+    """
+
+    def mark(method: F) -> F:
+        method.__control__ = scores or ""  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+class Environment(Generic[T, E]):
+    """Subclass it; subclasses become frozen keyword-only dataclasses whose fields are their configuration.
+
+    A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the state of an episode
+    lives in locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no evidence.
+    """
+
+    reward: ClassVar[Reward]
+    shaping: ClassVar[Reward | None] = None
+    limits: ClassVar[Limits] = Limits(turns=1)
+    system: ClassVar[str] = ""
+    early: ClassVar[float] = 0.0
+    """The verdict of an episode that the policy broke off (a limit or a fault left the coroutine) before there was
+    evidence.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        dataclass(frozen=True, kw_only=True)(cls)
+
+    def tasks(self, split: str) -> Iterable[T]:
+        """The tasks of ``train``, ``dev`` or ``test``: the same ones each time for the same fields; may be endless."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what its tasks are: define tasks(self, split)")
+
+    async def rollout(self, task: T, agent: Agent) -> E:
+        """Run one episode; what it returns is the evidence: plain data, all that rewards will see of it."""
+        agent.user(task.prompt)
+        await agent.turn()
+        return None  # type: ignore[return-value]
+
+    @control(scores="max")
+    def oracle(self, task: T, messages: Sequence[Message]) -> str | Reply:
+        """Answer perfectly. The default says the task's answer."""
+        return str(task.answer)
+
+    @control(scores="min")
+    def nop(self, task: T, messages: Sequence[Message]) -> str | Reply:
+        """Say nothing."""
+        return ""
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        """Worked examples for a supervised start; none by default."""
+        return ()
+
+    @classmethod
+    def controls(cls) -> Mapping[str, str]:
+        """Names of the controls, each with ``"max"``, ``"min"`` or ``""``."""
+        found: dict[str, str] = {}
+        for name in dir(cls):
+            method = getattr(cls, name, None)
+            mark = getattr(method, "__control__", None)
+            if mark is None:
+                mark = next((b.__dict__[name].__control__ for b in cls.__mro__ if _marked(b, name)), None)
+            if mark is not None:
+                found[name] = mark
+        return found
+
+    def overridden(
+        self,
+        *,
+        reward: Reward | None = None,
+        shaping: Reward | None = None,
+        limits: Limits | None = None,
+        system: str | None = None,
+    ) -> Environment[T, E]:
+        """A copy with other class-level settings (a recipe's); ``None`` keeps."""
+        copy = shallow_copy(self)  # keeps rewards that an earlier call gave
+        for name, value in (("reward", reward), ("shaping", shaping), ("limits", limits), ("system", system)):
+            if value is not None:
+                object.__setattr__(copy, name, value)
+        return copy
+
+
+def yielded(
+    environment: Environment[Any, Any], method: Literal["tasks", "demonstrations"], split: str
+) -> Iterator[Any]:
+    """What a method of *environment* yields for *split*.
+
+    Raises:
+        EnvironmentFault: its code failed; the message says where.
+    """
+    try:
+        yield from getattr(environment, method)(split)
+    except (QuintainError, GeneratorExit):
+        raise
+    except Exception as e:
+        raise EnvironmentFault(f"{type(environment).__name__}.{method}({split!r}) failed: {said_by(e)}") from e
+
+
+def _marked(cls: type, name: str) -> bool:
+    return hasattr(cls.__dict__.get(name), "__control__")

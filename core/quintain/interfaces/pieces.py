@@ -1,0 +1,368 @@
+"""Pieces: the named functions that a method is made of, and how they are found.
+
+Importing this module needs no torch; the pieces themselves are torch functions and live in `quintain.learning` or in a
+plugin.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from ..errors import BindingError, PluginError, UnknownNameError, did_you_mean
+from .service import Need
+
+if TYPE_CHECKING:
+    from .algorithm import Row
+
+Kind = Literal["advantage", "objective", "correction", "aggregation", "admission", "update"]
+Level = Literal["token", "sequence", "group"]
+KINDS: tuple[Kind, ...] = ("advantage", "objective", "correction", "aggregation", "admission", "update")
+POLICIES = frozenset({"ratio", "ref", "top"})
+"""What a piece may read that is no statistic of a single forward pass."""
+STATISTICS = frozenset({"entropy", "square", "mean_logp"})
+"""Statistics of one forward pass that a piece may read besides log-probs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A named function of one kind, with the arguments it is configured with. Calling it runs it.
+
+    Attributes:
+        kind: which choice of a method it makes.
+        name: as recipes write it; ``kind.name`` is its entry point.
+        function: what runs. Its keyword-only parameters are its configuration; those that default to `need()` are
+            services, and ``state`` marks a stateful piece: it takes the state of the last step (``None`` at first) and
+            returns ``(value, state)``.
+        args: configured arguments.
+        level: what one term of an objective reads, or what a correction weighs: a token, a sequence or a group.
+        reads: statistics beyond log-probs that the piece needs (``entropy``, ``square``, ``mean_logp``), ``ratio``
+            where an objective uses an importance ratio, ``ref`` where it uses the reference policy, ``top`` where it
+            compares the most likely tokens of two policies (their number is its argument ``top``).
+        idle: an objective's terms and their gradients are exactly 0 where the advantage is (a group's where those of
+            all its members are), so that such samples need no pass.
+        masks: a correction's weights are 0 or 1: it leaves out and repairs nothing, so it goes with a ratio to mu.
+        check: takes all arguments by name and raises a `UsageError` where they do not fit together.
+        fits: takes a row that has the piece and raises a `UsageError` where it does not go with the row's other
+            choices.
+    """
+
+    kind: Kind
+    name: str
+    function: Callable[..., Any]
+    args: Mapping[str, Any] = field(default_factory=dict)
+    level: Level = "token"
+    reads: frozenset[str] = frozenset()
+    idle: bool = False
+    masks: bool = False
+    check: Callable[..., None] | None = None
+    fits: Callable[[Row], None] | None = None
+
+    def __call__(self, *inputs: Any, **args: Any) -> Any:
+        return self.function(*inputs, **{**self.args, **args})
+
+    def __repr__(self) -> str:
+        listed = ", ".join(f"{key}={value!r}" for key, value in self.args.items())
+        return f"{self.kind}.{self.name}({listed})"
+
+    def using(self, **args: Any) -> Piece:
+        """The same piece with *args* configured.
+
+        Raises:
+            BindingError: an argument that the function does not take.
+            UsageError: arguments that do not fit together.
+        """
+        known = self.parameters
+        for key in args:
+            if key not in known:
+                raise BindingError(f"{self.kind}.{self.name} takes no argument {key!r}{did_you_mean(key, known)}")
+        if self.check is not None:
+            self.check(**{**known, **self.args, **args})
+        return dataclasses.replace(self, args={**self.args, **args})
+
+    def served(self, services: Mapping[str, Any]) -> Piece:
+        """The same piece with the services that it needs, by slot.
+
+        Raises:
+            BindingError: a slot is empty.
+        """
+        needs = self.needs
+        for parameter, slot in needs.items():
+            if slot not in services:
+                raise BindingError(f"{self.kind}.{self.name} needs a service {slot!r} for its {parameter!r}")
+        held = {parameter: services[slot] for parameter, slot in needs.items()}
+        return dataclasses.replace(self, args={**self.args, **held}) if held else self
+
+    def argument(self, name: str) -> Any:
+        """What *name* is configured as, or its default."""
+        return self.args[name] if name in self.args else self.parameters[name]
+
+    @functools.cached_property
+    def _keywords(self) -> dict[str, inspect.Parameter]:
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Name to default of everything that can be configured."""
+        return {k: p.default for k, p in self._keywords.items() if k != "state" and not isinstance(p.default, Need)}
+
+    @property
+    def needs(self) -> dict[str, str]:
+        """Parameter to slot of every service the piece asks for."""
+        return {k: p.default.slot or k for k, p in self._keywords.items() if isinstance(p.default, Need)}
+
+    @property
+    def stateful(self) -> bool:
+        return "state" in self._keywords
+
+    @property
+    def asynchronous(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+_PIECES: dict[tuple[Kind, str], tuple[Piece, ...]] = {}
+"""By kind and name; several where modules that know nothing of one another chose the same name."""
+
+
+def register(piece: Piece) -> Piece:
+    """Add *piece* to those of its kind. A function that is defined again takes its own place."""
+    key = (piece.kind, piece.name)
+    _PIECES[key] = (*(held for held in _PIECES.get(key, ()) if _origin(held) != _origin(piece)), piece)
+    return piece
+
+
+def _origin(piece: Piece) -> str:
+    return f"{piece.function.__module__}:{piece.function.__qualname__}"
+
+
+def find(kind: Kind, name: str) -> Piece:
+    """The piece called *name*: one that is imported, else the entry point ``kind.name``, imported now.
+
+    Args:
+        name: ``cispo``; ``distribution/cispo`` or ``distribution/objective.cispo`` where two installed ones share a
+            name; ``module:attribute`` or ``path/to/file.py:attribute`` for code of your own.
+
+    Raises:
+        UnknownNameError: there is none; the nearest name is shown.
+        PluginError: it cannot be imported, is no piece of this kind, or the name is claimed twice.
+    """
+    from ..registry.lookup import current
+
+    bare = name.removeprefix(f"{kind}.")
+    held = () if "/" in name or ":" in name else _PIECES.get((kind, bare), ())
+    if not held:
+        return _installed(kind, name)
+    registry = current()
+    installed = registry.matching(f"{kind}.{bare}", "algorithm")
+    # What is installed and not imported is somebody else's; what is imported may be bound to another name there.
+    loaded = {c: registry.resolve(c) if c.module in sys.modules else None for c in installed}
+    owners = {c.id for c in installed}
+    owners |= {_origin(p) for p in held if not any(isinstance(x, Piece) and _same(x, p) for x in loaded.values())}
+    if len(owners) > 1:
+        raise PluginError(
+            f"{kind} {bare!r} is claimed by {' and by '.join(sorted(owners))}; say which: distribution/name, or "
+            "module:attribute"
+        )
+    return held[0]
+
+
+def _same(a: Piece, b: Piece) -> bool:
+    return _origin(a) == _origin(b)
+
+
+def _installed(kind: Kind, name: str) -> Piece:
+    from ..registry.lookup import current
+
+    registry = current()
+    owner, slash, bare = name.rpartition("/")
+    title = name if ":" in name else f"{owner}{slash}{kind}.{bare.removeprefix(f'{kind}.')}"
+    if ":" not in name and not registry.matching(title, "algorithm"):
+        declared = [c for c in registry.components("algorithm") if c.name.startswith(f"{kind}.")]
+        known = {*pieces(kind), *((c.id if slash else c.name.removeprefix(f"{kind}.")) for c in declared)}
+        raise UnknownNameError.of(kind, name, known, hint="`quintain list algorithms --all` shows the installed ones")
+    component = registry.find("algorithm", title)
+    piece = registry.resolve(component)
+    if not isinstance(piece, Piece) or piece.kind != kind:
+        found = f"a piece of the kind {piece.kind}" if isinstance(piece, Piece) else f"a {type(piece).__name__}"
+        raise PluginError(f"{component} is {found}; expected a function decorated with @{kind}")
+    return piece
+
+
+def pieces(kind: Kind) -> tuple[str, ...]:
+    """Names registered so far for *kind*, sorted."""
+    return tuple(sorted(name for held, name in _PIECES if held == kind))
+
+
+def _decorator(
+    kind: Kind,
+    function: Callable[..., Any] | None,
+    name: str,
+    level: Level,
+    reads: Sequence[str],
+    idle: bool = False,
+    masks: bool = False,
+    check: Callable[..., None] | None = None,
+    fits: Callable[[Row], None] | None = None,
+) -> Any:
+    def wrap(function: Callable[..., Any]) -> Piece:
+        title = name or function.__name__.strip("_")
+        for read in reads:
+            if read not in POLICIES | STATISTICS:
+                known = POLICIES | STATISTICS
+                raise PluginError(
+                    f"{kind} {title!r} reads {read!r}{did_you_mean(read, known)}; there are {sorted(known)}"
+                )
+        piece = Piece(
+            kind=kind,
+            name=title,
+            function=function,
+            level=level,
+            reads=frozenset(reads),
+            idle=idle,
+            masks=masks,
+            check=check,
+            fits=fits,
+        )
+        object.__setattr__(piece, "__doc__", function.__doc__)
+        return register(piece)
+
+    return wrap if function is None else wrap(function)
+
+
+Wrap = Callable[[Callable[..., Any]], Piece]
+
+
+@overload
+def advantage(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def advantage(*, name: str = ..., reads: Sequence[str] = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
+def advantage(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    reads: Sequence[str] = (),
+    fits: Callable[[Row], None] | None = None,
+) -> Any:
+    """``f(step: Step, ...)`` to one value per sample (a sequence of floats) or per token (a tensor [N]). Sees all
+    groups. May return ``(values, {"name": number, ...})`` for metrics, which go under ``advantage.`` unless they
+    have a dot of their own; where it keeps state, that pair comes first of ``(values, state)``. *fits* refuses rows
+    that the piece does not go with.
+    """
+    return _decorator("advantage", function, name, "sequence", reads, fits=fits)
+
+
+@overload
+def per_group(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def per_group(*, name: str = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
+def per_group(
+    function: Callable[..., Any] | None = None, /, *, name: str = "", fits: Callable[[Row], None] | None = None
+) -> Any:
+    """Sugar for an advantage: ``f(rewards: Sequence[float], ...)`` of one group to as many values."""
+
+    def wrap(function: Callable[..., Any]) -> Piece:
+        @functools.wraps(function)
+        def over_groups(step: Any, **args: Any) -> list[float]:
+            values = [0.0] * len(step.rewards)
+            for members in step.groups:
+                found = function([step.rewards[i] for i in members], **args)
+                for i, value in zip(members, found, strict=True):
+                    values[i] = float(value)
+            return values
+
+        return advantage(name=name or function.__name__.strip("_"), fits=fits)(over_groups)
+
+    return wrap if function is None else wrap(function)
+
+
+@overload
+def objective(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def objective(
+    *,
+    name: str = ...,
+    level: Level = ...,
+    reads: Sequence[str] = ...,
+    idle: bool = ...,
+    check: Callable[..., None] | None = ...,
+    fits: Callable[[Row], None] | None = ...,
+) -> Wrap: ...
+def objective(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    level: Level = "token",
+    reads: Sequence[str] = ("ratio",),
+    idle: bool = False,
+    check: Callable[..., None] | None = None,
+    fits: Callable[[Row], None] | None = None,
+) -> Any:
+    """``f(t: Terms, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
+    *level* says.
+
+    Never reduced: weights come from the aggregation. *idle* promises terms and gradients of exactly 0 where the
+        advantage is 0. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics, which go
+        under ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` under ``clip.``). *check* takes all
+        arguments by name and refuses, when the recipe is read, those that do not fit together.
+    """
+    return _decorator("objective", function, name, level, reads, idle, check=check, fits=fits)
+
+
+@overload
+def correction(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def correction(*, name: str = ..., level: Level = ..., reads: Sequence[str] = ..., masks: bool = ...) -> Wrap: ...
+def correction(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    level: Level = "token",
+    reads: Sequence[str] = (),
+    masks: bool = False,
+) -> Any:
+    """``f(t: Terms, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu; 0 masks. No
+    gradient flows. *masks* promises weights of 0 or 1.
+    """
+    return _decorator("correction", function, name, level, reads, masks=masks)
+
+
+@overload
+def aggregation(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def aggregation(*, name: str = ...) -> Wrap: ...
+def aggregation(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
+    """``f(batch: Batch, ...)`` to the weight of one token of each sample. A term weighs what its tokens weigh
+    together.
+    """
+    return _decorator("aggregation", function, name, "sequence", ())
+
+
+@overload
+def admission(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def admission(*, name: str = ...) -> Wrap: ...
+def admission(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
+    """``f(candidate: Candidate, ...)`` to the reason why a whole group is refused, ``""`` where it is admitted."""
+    return _decorator("admission", function, name, "group", ())
+
+
+@overload
+def update(function: Callable[..., Any], /) -> Piece: ...
+@overload
+def update(*, name: str = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
+def update(
+    function: Callable[..., Any] | None = None, /, *, name: str = "", fits: Callable[[Row], None] | None = None
+) -> Any:
+    """``f(problem: Problem, ...)`` that changes the parameters once, in the place of the optimizer, and returns
+    metrics: ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
+    """
+    return _decorator("update", function, name, "token", (), fits=fits)

@@ -1,0 +1,502 @@
+"""Rewards, and the algebra that combines them.
+
+A reward maps the valid members of a group to one `Score` each. A per-rollout reward is that, mapped over the members,
+so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A member whose term fails gets the failure, never a zero.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean, said_by
+from ..types.rollout import Rollout, Score
+from .service import Need
+
+P = ParamSpec("P")
+R = TypeVar("R", bound="Rollout[Any, Any]")
+Outcome = Score | EpisodeError
+Value = float | int | bool | Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What a reward may depend on besides the rollouts: the training step and the services by slot."""
+
+    step: int = 0
+    services: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Reward(ABC):
+    """Something that scores rollouts. Combine with ``+``, ``-``, ``*``, `clip`, `gate` and `ramp`."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """How it is shown."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> tuple[Reward, ...]:
+        """The rewards it is made of."""
+
+    @property
+    def group(self) -> bool:
+        """Whether it compares the members of a group, so that it must wait for all of them."""
+        return any(p.group for p in self.parts)
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        """The service slots it needs, each with the expected type."""
+        return {slot: kind for p in self.parts for slot, kind in p.needs.items()}
+
+    @abstractmethod
+    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+        """One score or failure per member, in order."""
+
+    def score(self, rollout: Rollout[Any, Any], *, step: int = 0, **services: Any) -> Score:
+        """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await `ascore`.
+
+        Raises:
+            RewardFault: the reward raised or gave no finite number.
+        """
+        return asyncio.run(self.ascore(rollout, step=step, **services))
+
+    async def ascore(self, rollout: Rollout[Any, Any], *, step: int = 0, **services: Any) -> Score:
+        """`score`, awaited."""
+        (outcome,) = await self.outcomes([rollout], Context(step=step, services=services))
+        if isinstance(outcome, EpisodeError):
+            raise outcome
+        return outcome
+
+    def __add__(self, other: Reward | float) -> Reward:
+        return Sum(self, other if isinstance(other, Reward) else Constant(other))
+
+    def __radd__(self, other: float) -> Reward:
+        return Constant(other) + self
+
+    def __sub__(self, other: Reward | float) -> Reward:
+        return self + -1.0 * (other if isinstance(other, Reward) else Constant(other))
+
+    def __rsub__(self, other: float) -> Reward:
+        return Constant(other) - self
+
+    def __neg__(self) -> Reward:
+        return -1.0 * self
+
+    def __mul__(self, other: Reward | float) -> Reward:
+        return Product(self, other) if isinstance(other, Reward) else Scaled(self, float(other))
+
+    def __rmul__(self, other: float) -> Reward:
+        return Scaled(self, float(other))
+
+    def clip(self, low: float, high: float) -> Reward:
+        """Bound the value; refused for scores with a value per turn, whose bound would be ambiguous."""
+        return Clipped(self, low, high)
+
+    def gate(self, by: Reward, at: float = 1.0) -> Reward:
+        """This reward where *by* scores at least *at*, else 0."""
+        return Gated(self, by, at)
+
+    def ramp(self, start: float, stop: float, steps: int) -> Reward:
+        """Multiplied by a factor that goes linearly from *start* to *stop* over the first *steps* training steps."""
+        return Ramped(self, start, stop, steps)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def as_score(value: Any, who: str) -> Score:
+    """A `Score` of what an author's function returned.
+
+    Raises:
+        RewardFault: not a number or `Score`, or not finite.
+    """
+    try:
+        score = _in_floats(value if isinstance(value, Score) else Score(value=value))
+    except (TypeError, ValueError, OverflowError) as e:
+        raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
+    if not all(map(math.isfinite, (score.value, *score.turns, *score.seats.values()))):
+        raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers")
+    return score
+
+
+def _in_floats(s: Score) -> Score:
+    """With Python's own floats: the scalars of array libraries cannot be stored."""
+    return replace(
+        s,
+        value=_float(s.value),
+        turns=tuple(map(_float, s.turns)),
+        seats={k: _float(v) for k, v in s.seats.items()},
+        parts={k: _float(v) for k, v in s.parts.items()},
+    )
+
+
+def _float(x: Any) -> float:
+    if isinstance(x, (str, bytes)):
+        raise TypeError("text is no number")  # though float() would read it
+    return float(x)
+
+
+@dataclass(frozen=True, repr=False)
+class RewardFunction(Reward, Generic[P]):
+    """A function of one rollout (or, with *grouped*, of the members of a group), and its configuration.
+
+    Calling it configures it: ``kind(rubric="polite")``.
+    """
+
+    function: Callable[..., Any]
+    grouped: bool = False
+    range: tuple[float, float] | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @property
+    def __doc__(self) -> str | None:  # type: ignore[override]
+        return self.function.__doc__
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return ()
+
+    @property
+    def group(self) -> bool:
+        return self.grouped
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]:
+        return self.function
+
+    @property
+    def parameters(self) -> Mapping[str, inspect.Parameter]:
+        """The keyword parameters: configuration and needs (the first parameter, the rollouts, is left out)."""
+        return dict(list(inspect.signature(self.function).parameters.items())[1:])
+
+    @property
+    def needs(self) -> Mapping[str, Any]:
+        return {(p.default.slot or n): p.annotation for n, p in self._needed.items()}
+
+    @property
+    def _needed(self) -> dict[str, inspect.Parameter]:
+        return {n: p for n, p in self.parameters.items() if isinstance(p.default, Need) and n not in self.config}
+
+    def __call__(self, *args: P.args, **config: P.kwargs) -> RewardFunction[P]:
+        if args:
+            raise BindingError(
+                f"reward {self.name!r} is configured by keyword; to score a rollout call {self.name}.score(rollout)"
+            )
+        known = self.parameters
+        for key in config:
+            if key not in known:
+                raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, known)}")
+        return replace(self, config={**self.config, **config})
+
+    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+        keywords = dict(self.config)
+        for name, p in self._needed.items():
+            slot = p.default.slot or name
+            if slot not in context.services:
+                raise BindingError(
+                    f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the recipe"
+                )
+            keywords[name] = context.services[slot]
+        if self.grouped:
+            return await self._outcomes_of_group(group, keywords)
+        return list(await asyncio.gather(*(self._outcome(r, keywords) for r in group)))
+
+    async def _outcome(self, rollout: Rollout[Any, Any], keywords: Mapping[str, Any]) -> Outcome:
+        try:
+            return self._named(await _called(self.function, rollout, keywords))
+        except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
+            return _failure(e, self.name)
+
+    async def _outcomes_of_group(
+        self, group: Sequence[Rollout[Any, Any]], keywords: Mapping[str, Any]
+    ) -> list[Outcome]:
+        try:
+            values = list(await _called(self.function, group, keywords))
+            if len(values) != len(group):
+                raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
+        except Exception as e:  # noqa: BLE001 - as above
+            return [_failure(e, self.name)] * len(group)
+        return [self._checked(v) for v in values]
+
+    def _checked(self, value: Any) -> Outcome:
+        try:
+            return self._named(value)
+        except RewardFault as e:
+            return e
+
+    def _named(self, value: Any) -> Score:
+        score = as_score(value, self.name)
+        if self.range and not self.range[0] - 1e-9 <= score.total <= self.range[1] + 1e-9:
+            raise RewardFault(f"reward {self.name!r} scored {score.total}, outside its declared range {self.range}")
+        return replace(score, parts={self.name: score.total, **{f"{self.name}.{k}": v for k, v in score.parts.items()}})
+
+
+async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[str, Any]) -> Any:
+    value = function(first, **keywords)
+    return await value if isinstance(value, Awaitable) else value
+
+
+def _failure(error: Exception, who: str) -> EpisodeError:
+    if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
+        return error
+    fault = RewardFault(f"reward {who!r} failed: {said_by(error)}")
+    fault.__cause__ = error
+    return fault
+
+
+@dataclass(frozen=True, repr=False)
+class Constant(Reward):
+    """The same number for every rollout."""
+
+    value: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.value:g}"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return ()
+
+    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+        return [Score(value=float(self.value)) for _ in group]
+
+
+class _Combined(Reward):
+    """A reward computed from the scores of its parts, member by member."""
+
+    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+        columns = [await p.outcomes(group, context) for p in self.parts]
+        return [self._joined(row, context) for row in zip(*columns, strict=True)]
+
+    def _joined(self, row: Sequence[Outcome], context: Context) -> Outcome:
+        for outcome in row:
+            if isinstance(outcome, EpisodeError):
+                return outcome
+        try:
+            return as_score(self._combine([s for s in row if isinstance(s, Score)], context), self.name)
+        except RewardFault as e:
+            return e
+
+    @abstractmethod
+    def _combine(self, scores: list[Score], context: Context) -> Score: ...
+
+
+def _scaled(s: Score, by: float) -> Score:
+    return replace(
+        s,
+        value=s.value * by,
+        turns=tuple(t * by for t in s.turns),
+        seats={k: v * by for k, v in s.seats.items()},
+    )
+
+
+def _about(a: Score, b: Score) -> dict[str, Any]:
+    parts = dict(a.parts)
+    for name, value in b.parts.items():
+        # The same reward twice, configured differently: both stay visible.
+        key, n = name, 2
+        while key in parts:
+            key, n = f"{name}.{n}", n + 1
+        parts[key] = value
+    return {"parts": parts, "reason": "; ".join(x for x in (a.reason, b.reason) if x)}
+
+
+@dataclass(frozen=True, repr=False)
+class Sum(_Combined):
+    """Values, turns and seats added."""
+
+    a: Reward
+    b: Reward
+
+    @property
+    def name(self) -> str:
+        return f"{self.a.name} + {self.b.name}"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a, self.b)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        a, b = scores
+        n = max(len(a.turns), len(b.turns))
+        pad = [(*s.turns, *(0.0,) * (n - len(s.turns))) for s in (a, b)]
+        seats = {k: a.of_seat(k) + b.of_seat(k) for k in {**a.seats, **b.seats}}
+        turns = tuple(x + y for x, y in zip(*pad, strict=True))
+        return Score(value=a.value + b.value, turns=turns, seats=seats, **_about(a, b))
+
+
+@dataclass(frozen=True, repr=False)
+class Product(_Combined):
+    """Values multiplied; at most one factor may carry values per turn."""
+
+    a: Reward
+    b: Reward
+
+    @property
+    def name(self) -> str:
+        return f"({self.a.name}) * ({self.b.name})"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a, self.b)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        a, b = scores
+        if a.turns and b.turns:
+            raise RewardFault(
+                f"{self.name}: both factors score single turns, and a product of two such scores has no one meaning; "
+                "multiply by a reward of the whole rollout"
+            )
+        if b.turns:
+            a, b = b, a
+        seats = {k: a.of_seat(k) * b.of_seat(k) for k in {**a.seats, **b.seats}}
+        return replace(_scaled(a, b.value), seats=seats, **_about(a, b))
+
+
+@dataclass(frozen=True, repr=False)
+class Scaled(_Combined):
+    """Times a number."""
+
+    a: Reward
+    by: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.by:g} * {self.a.name}" if not isinstance(self.a, Sum) else f"{self.by:g} * ({self.a.name})"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a,)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        return _scaled(scores[0], self.by)
+
+
+@dataclass(frozen=True, repr=False)
+class Clipped(_Combined):
+    """Bounded below and above."""
+
+    a: Reward
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise BindingError(f"clip({self.low}, {self.high}): the first bound must be below the second")
+
+    @property
+    def name(self) -> str:
+        return f"({self.a.name}).clip({self.low:g}, {self.high:g})"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a,)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        (s,) = scores
+        if s.turns:
+            raise RewardFault(
+                f"{self.name}: a score with values per turn cannot be clipped; clip the value per turn in the reward"
+            )
+
+        def bound(x: float) -> float:
+            return min(max(x, self.low), self.high)
+
+        return replace(s, value=bound(s.value), seats={k: bound(v) for k, v in s.seats.items()})
+
+
+@dataclass(frozen=True, repr=False)
+class Gated(_Combined):
+    """On where another reward reaches a threshold."""
+
+    a: Reward
+    by: Reward
+    at: float
+
+    @property
+    def name(self) -> str:
+        return f"({self.a.name}).gate({self.by.name}, {self.at:g})"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a, self.by)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        s, by = scores
+        return replace(_scaled(s, 1.0 if by.total >= self.at else 0.0), **_about(s, by))
+
+
+@dataclass(frozen=True, repr=False)
+class Ramped(_Combined):
+    """Scaled by a factor that depends on the training step."""
+
+    a: Reward
+    start: float
+    stop: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise BindingError(f"ramp over {self.steps} steps; expected at least 1")
+
+    @property
+    def name(self) -> str:
+        return f"({self.a.name}).ramp({self.start:g}, {self.stop:g}, {self.steps})"
+
+    @property
+    def parts(self) -> tuple[Reward, ...]:
+        return (self.a,)
+
+    def _combine(self, scores: list[Score], context: Context) -> Score:
+        share = min(max(context.step / self.steps, 0.0), 1.0)
+        return _scaled(scores[0], self.start + (self.stop - self.start) * share)
+
+
+@overload
+def reward(function: Callable[Concatenate[R, P], Value | Awaitable[Value]], /) -> RewardFunction[P]: ...
+@overload
+def reward(
+    *, range: tuple[float, float] | None = None
+) -> Callable[[Callable[Concatenate[R, P], Value | Awaitable[Value]]], RewardFunction[P]]: ...
+def reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
+    """Make a reward of a function of one rollout.
+
+    The function returns a number or a `Score`, now or awaited. Its other keyword parameters are its configuration;
+    those that default to `need()` are services.
+
+    Args:
+        range: lowest and highest total, checked on every score.
+    """
+    if function is not None:
+        return RewardFunction(function)
+    return lambda f: RewardFunction(f, range=range)
+
+
+Values = Sequence[float] | Sequence[Score] | Sequence[Value]
+
+
+@overload
+def group_reward(
+    function: Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]], /
+) -> RewardFunction[P]: ...
+@overload
+def group_reward(
+    *, range: tuple[float, float] | None = None
+) -> Callable[[Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]]], RewardFunction[P]]: ...
+def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
+    """Make a reward of a function of the valid members of a group; it returns one number or `Score` per member."""
+    if function is not None:
+        return RewardFunction(function, grouped=True)
+    return lambda f: RewardFunction(f, grouped=True, range=range)

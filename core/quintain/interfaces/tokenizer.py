@@ -1,0 +1,43 @@
+"""What a tokenizer with a chat template offers, whatever library is behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ..types.task import Message
+from .tools import ToolSpec
+
+Offsets = list[tuple[int, int]]
+
+
+class Codec(Protocol):
+    """A tokenizer with a chat template, whatever library is behind it.
+
+    Attributes:
+        name: identifies vocabulary and template, for transcripts and caches.
+        stop_ids: ids that end an assistant's turn (there may be several).
+        stops: strings that end an assistant's turn, for templates without a token of their own.
+        vocab_size: number of ids.
+    """
+
+    name: str
+    stop_ids: tuple[int, ...]
+    stops: tuple[str, ...]
+    vocab_size: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
+        ...
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        """Ids, and for each the half-open span of characters of *text* it stands for."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """Text of *ids*; without *special* tokens where told."""
+        ...
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
+        """The conversation as text; with *prompt* it ends where the assistant is to speak."""
+        ...

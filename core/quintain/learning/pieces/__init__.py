@@ -1,0 +1,1 @@
+"""Functions that algorithms are made of: advantages, objectives, corrections, aggregations, group filters."""

@@ -1,0 +1,55 @@
+"""Aggregations: the weight of one token of each sample, fixed for the whole optimizer step before any micro-batch is
+formed.
+
+The loss is sum_k c_k term_k. A term weighs what its tokens weigh together: c for a token, T c for a sample of T tokens,
+the sum of those for a group. Nothing is averaged afterwards, so a mean of means cannot arise. Tokens that a correction
+masks still count here.
+"""
+
+from __future__ import annotations
+
+from ...errors import UsageError
+from ...interfaces.pieces import aggregation
+from ..batch import Batch
+
+
+@aggregation
+def token(batch: Batch) -> list[float]:
+    """1 / (tokens of the batch): every token weighs the same (DAPO, 2503.14476, equation 8)."""
+    return [1 / max(1, batch.tokens)] * len(batch.samples)
+
+
+@aggregation
+def sequence(batch: Batch) -> list[float]:
+    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300, equation 3)."""
+    return [1 / (len(batch.samples) * max(1, sample.tokens)) for sample in batch.samples]
+
+
+@aggregation
+def constant(batch: Batch, *, length: int | None = None) -> list[float]:
+    """1 / (N L), L configured, not measured (Dr. GRPO, 2503.20783, section 3.1): the gradient of the expected reward,
+    over L.
+
+    Args:
+        length: L; by default the configured maximum of new tokens per sample.
+
+    Raises:
+        UsageError: neither is known.
+    """
+    constant = length or batch.max_tokens
+    if not constant:
+        raise UsageError(
+            "aggregation 'constant' divides by a length: set its `length`, or a maximum of new tokens in [sampling]"
+        )
+    return [1 / (len(batch.samples) * constant)] * len(batch.samples)
+
+
+@aggregation
+def prompt(batch: Batch) -> list[float]:
+    """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL, 2510.13786)."""
+    weights = [0.0] * len(batch.samples)
+    for members in batch.groups:
+        tokens = sum(batch.samples[i].tokens for i in members)
+        for i in members:
+            weights[i] = 1 / (len(batch.groups) * max(1, tokens))
+    return weights

@@ -1,0 +1,242 @@
+"""Load a causal language model and its tokenizer, from a folder or the hub's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import UsageError
+from .hf import check_folder, is_folder, quiet, unreachable
+from .layers import fuse_storage
+from .tokenizer import HFCodec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+_WEIGHT_FILES = ("*.safetensors", "*.bin")
+_NO_LIMIT = 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model ready to decode or to train.
+
+    Attributes:
+        module: the transformers module, in evaluation mode and without dropout (a peft module where adapters were asked
+            for).
+        codec: its tokenizer and chat template.
+        path: the name or folder it came from.
+        context: longest sequence it was built for.
+        fused: whether its projections lie side by side (see `fuse_storage`).
+    """
+
+    module: nn.Module
+    codec: HFCodec
+    path: str
+    context: int
+    fused: bool
+
+    @property
+    def parameters(self) -> int:
+        """Number of parameters, adapters included."""
+        return sum(p.numel() for p in self.module.parameters())
+
+    def save(self, folder: str | Path) -> None:
+        """Write weights, config and tokenizer in Hugging Face format."""
+        self.module.save_pretrained(folder)  # type: ignore[operator]
+        self.codec.tokenizer.save_pretrained(folder)
+
+
+def load_model(
+    name_or_path: str | Path,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    attn: str = "sdpa",
+    lora: Mapping[str, Any] | None = None,
+) -> LoadedModel:
+    """Load *name_or_path*: a folder in Hugging Face format, or a name on the hub.
+
+    Args:
+        dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the checkpoint was saved in.
+        device: ``auto`` is the GPU where there is one, else the CPU.
+        attn: attention implementation of the module's own forward (``sdpa``, ``eager``, ``flash_attention_2``).
+        lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be 0.
+
+    Raises:
+        UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names what to do.
+    """
+    from transformers import AutoModelForCausalLM
+
+    path = str(name_or_path)
+    if is_folder(path):
+        check_folder(path)
+        path = str(Path(path).expanduser())
+        _check_folder(Path(path))
+    codec_parts = _load_tokenizer(path)
+    wanted = "auto" if dtype == "auto" else as_dtype(dtype)
+    module: Any = _from_pretrained(AutoModelForCausalLM, path, dtype=wanted, attn_implementation=attn)
+    codec = HFCodec(codec_parts, stop_ids=_generation_stops(module))
+    _check_vocabulary(path, module, codec)
+    without_dropout(module)
+    module.to(as_device(device))
+    if lora is not None:
+        module = _with_adapters(module, lora)
+    module.eval()
+    fused = lora is None and fuse_storage(module)
+    return LoadedModel(module=module, codec=codec, path=path, context=context_of(module, codec), fused=fused)
+
+
+def as_dtype(name: str) -> torch.dtype:
+    """``"bfloat16"`` -> `torch.bfloat16`.
+
+    Raises:
+        UsageError: another name.
+    """
+    if name not in DTYPES:
+        raise UsageError(f"dtype {name!r}: expected auto or one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def as_device(name: str) -> torch.device:
+    """``auto`` is the GPU where there is one, else the CPU.
+
+    Raises:
+        UsageError: a device that this torch does not have.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UsageError(f"device {name!r}: expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError(f"device {name!r}: this torch sees no GPU; use device = 'auto' or 'cpu'")
+    return device
+
+
+def context_of(module: Any, codec: HFCodec | None = None) -> int:
+    """The longest sequence *module* was built for: what its config says, else its tokenizer, else 2,048 tokens."""
+    config = module.config
+    for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
+        value = getattr(config, field, None)
+        if isinstance(value, int) and 0 < value < _NO_LIMIT:
+            return value
+    limit = getattr(codec.tokenizer, "model_max_length", 0) if codec else 0
+    return int(limit) if 0 < limit < _NO_LIMIT else 2048
+
+
+def without_dropout(module: nn.Module) -> None:
+    """Switch every dropout of *module* off, in training mode too: sampled and trained policy must be one function."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            part.p = 0.0
+    config: Any = getattr(module, "config", None)
+    for field in list(vars(config)) if config is not None else ():
+        if ("dropout" in field or field.endswith("pdrop")) and isinstance(getattr(config, field), float):
+            setattr(config, field, 0.0)
+    for part in module.modules():
+        for field in ("attention_dropout", "dropout"):
+            if isinstance(vars(part).get(field), float):
+                setattr(part, field, 0.0)
+
+
+def _check_folder(folder: Path) -> None:
+    if not (folder / "config.json").exists():
+        raise UsageError(
+            f"model folder {folder} has no config.json; "
+            f"save a model there with `model.save_pretrained({str(folder)!r})`, or name another folder"
+        )
+    if not any((folder / name).exists() for name in _TOKENIZER_FILES):
+        raise UsageError(
+            f"model folder {folder} has no tokenizer (tokenizer.json); "
+            f"save the model's own there with `tokenizer.save_pretrained({str(folder)!r})`"
+        )
+    if not any(any(folder.glob(pattern)) for pattern in _WEIGHT_FILES):
+        raise UsageError(
+            f"model folder {folder} has no weights (*.safetensors); save them with `model.save_pretrained`"
+        )
+
+
+def _load_tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    return _from_pretrained(AutoTokenizer, path)
+
+
+def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
+    """``kind.from_pretrained`` with the library's many ways to fail told as one error.
+
+    What is in the hub's cache is used as it is, so that a machine without network does not wait for it; what is not
+    is asked for only where the hub can be reached.
+    """
+    from transformers.utils import logging as transformers_logging
+
+    chatty = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        return _cached_or_fetched(kind, path, **options)
+    except (MemoryError, UsageError):
+        raise
+    except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        where = (
+            "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"
+            if Path(path).exists()
+            else (
+                f"no such folder, and the hub's cache does not have it; download it once with `hf download {path}`, "
+                "or name a folder in Hugging Face format"
+            )
+        )
+        raise UsageError(f"cannot load model {path!r}: {where} ({reason})") from error
+    finally:
+        if chatty:
+            transformers_logging.enable_progress_bar()
+
+
+def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(path, local_files_only=True, **options)
+    except OSError:
+        if Path(path).exists():
+            raise
+    if reason := unreachable():
+        raise UsageError(
+            f"cannot load model {path!r}: there is no such folder, the hub's cache does not have it, and {reason}; run "
+            f"`hf download {path}` once where there is network, or name a folder in Hugging Face format"
+        )
+    with quiet():
+        return kind.from_pretrained(path, **options)
+
+
+def _generation_stops(module: Any) -> tuple[int, ...]:
+    config = getattr(module, "generation_config", None)
+    eos = getattr(config, "eos_token_id", None)
+    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+
+
+def _check_vocabulary(path: str, module: Any, codec: HFCodec) -> None:
+    rows = module.get_input_embeddings().weight.shape[0]
+    if codec.vocab_size > rows:
+        raise UsageError(
+            f"model {path!r} knows {rows} ids but its tokenizer has {codec.vocab_size}; "
+            "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
+        )
+
+
+def _with_adapters(module: Any, lora: Mapping[str, Any]) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    settings = {"task_type": "CAUSAL_LM", "lora_dropout": 0.0, **lora}
+    if settings["lora_dropout"]:
+        raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
+    try:
+        config = LoraConfig(**settings)
+        return get_peft_model(module, config)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"lora {dict(lora)!r}: {error}") from error

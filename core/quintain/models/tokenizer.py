@@ -1,0 +1,137 @@
+"""A transformers tokenizer as a `Codec`."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from ..interfaces.tokenizer import Offsets
+from ..types.task import Message
+
+if TYPE_CHECKING:
+    from ..interfaces.tools import ToolSpec
+
+
+def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
+    """The template for base models without one: named paragraphs.
+
+    A paragraph of another speaker ends the assistant's turn, hence `PLAIN_STOPS`.
+    """
+    names = {"system": "", "user": "User: ", "assistant": "Assistant: ", "tool": "Tool: "}
+    text = "".join(f"{names[m.role]}{m.content.strip()}\n\n" for m in messages)
+    return text + "Assistant:" if prompt else text
+
+
+PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
+
+_MARK = "\x02end\x03"
+
+
+class HFCodec:
+    """Text to ids and back with a fast tokenizer, and its chat template; without a template, the plain one.
+
+    Attributes:
+        tokenizer: the transformers tokenizer; save it beside a checkpoint.
+        stop_ids: the tokenizer's end of sequence, those of the generation config, and the token that the chat template
+            puts after an assistant's reply, in this order.
+    """
+
+    def __init__(self, tokenizer: Any, *, stop_ids: Iterable[int] = ()) -> None:
+        """Wrap *tokenizer*; *stop_ids* are those that the model's generation config names.
+
+        Raises:
+            UsageError: a slow tokenizer; it cannot say which characters a token stands for.
+        """
+        if not getattr(tokenizer, "is_fast", False):
+            raise UsageError(
+                f"tokenizer {tokenizer.name_or_path!r} ({type(tokenizer).__name__}) is not a fast one; "
+                "convert it once: AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER)"
+            )
+        self.tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self.vocab_size: int = len(tokenizer)
+        self.has_template = bool(tokenizer.chat_template)
+        self.name = _fingerprint(tokenizer)
+        self.stops: tuple[str, ...] = () if self.has_template else PLAIN_STOPS
+        eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self.stop_ids = tuple(dict.fromkeys((*eos, *stop_ids, *self._end_of_turn())))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        """Ids, and for each the half-open span of characters of *text* it stands for.
+
+        Characters that a tokenizer leaves out of every span (trimmed blanks) count to the token after them.
+        """
+        encoding = self._backend.encode(text, add_special_tokens=False)
+        spans: Offsets = []
+        reached = 0
+        for start, end in encoding.offsets:
+            spans.append((min(start, reached), end))
+            reached = max(reached, end)
+        return list(encoding.ids), spans
+
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        """Text of *ids*; without *special* tokens where told."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=not special))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
+        """The conversation as text; with *prompt* it ends where the assistant is to speak.
+
+        Raises:
+            UsageError: the template refuses these messages; its own words are quoted.
+        """
+        if not self.has_template:
+            return render_plain(messages, prompt=prompt)
+        from jinja2 import TemplateError
+
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    [_as_template_message(m) for m in messages],
+                    tools=[tool.to_json() for tool in tools] or None,
+                    add_generation_prompt=prompt,
+                    tokenize=False,
+                )
+            )
+        except TemplateError as error:
+            roles = ", ".join(m.role for m in messages)
+            raise UsageError(f"the chat template of {self.name} refuses the messages ({roles}): {error}") from error
+
+    def _end_of_turn(self) -> tuple[int, ...]:
+        """The special token that the template puts right after an assistant's reply, if any."""
+        if not self.has_template:
+            return ()
+        text = self.render([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
+        _, found, after = text.rpartition(_MARK)
+        ids = self.encode(after.lstrip()) if found else []
+        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        return (ids[0],) if ids and ids[0] in special else ()
+
+
+def _as_template_message(message: Message) -> dict[str, Any]:
+    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.reasoning:
+        out["reasoning_content"] = message.reasoning
+    if message.calls:
+        out["tool_calls"] = [_as_template_call(call) for call in message.calls]
+    if message.role == "tool":
+        out |= {"tool_call_id": message.call_id, "name": message.name}
+    return out
+
+
+def _as_template_call(call: Any) -> dict[str, Any]:
+    arguments: Mapping[str, Any] = dict(call.arguments)
+    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+
+
+def _fingerprint(tokenizer: Any) -> str:
+    """Folder name and a hash of vocabulary and template: the same text gives the same ids and rendering."""
+    digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
+    digest.update(str(tokenizer.chat_template or "").encode())
+    base = str(tokenizer.name_or_path or "tokenizer").rstrip("/").rpartition("/")[2]
+    return f"{base}-{digest.hexdigest()[:12]}"

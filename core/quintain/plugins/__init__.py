@@ -1,1 +1,0 @@
-"""Components and hooks: found from metadata, imported on first use, isolated from one another."""

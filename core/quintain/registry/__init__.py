@@ -1,0 +1,1 @@
+"""Names to configured components: discovery, manifests, binding, hooks."""

@@ -1,0 +1,316 @@
+"""Hooks: what a plugin may observe of a run, and the loader that keeps one plugin's fault from the run and from the
+others.
+
+A hook plugin is a module (or object) named by an entry point of the group ``quintain.plugins``; it defines functions
+called ``quintain_on_*``. Each takes one argument, ``event``, a frozen record of plain values, or none. `docs/hooks.md`
+lists them all.
+
+::
+
+    # pyproject.toml:  [project.entry-points."quintain.plugins"]
+    #                  steps = "my_package.steps"
+    def quintain_on_step_end(event):
+        print(event.step, event.metrics["reward"])
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pluggy
+
+from ..errors import PluginError, UnknownNameError, did_you_mean
+from .discovery import Component
+from .lookup import Registry, current
+
+PREFIX = "quintain_on_"
+hookspec = pluggy.HookspecMarker("quintain")
+hookimpl = pluggy.HookimplMarker("quintain")
+"""Marks an implementation; optional, since the prefix says it already. For ``tryfirst`` and ``trylast``."""
+
+log = logging.getLogger("quintain.plugins")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStart:
+    """A run begins, or goes on.
+
+    Attributes:
+        run: name of the run.
+        folder: absolute path of its folder.
+        step: the last step done; 0 for a new run.
+        recipe: the resolved recipe, as plain data.
+    """
+
+    hook: ClassVar[str] = "quintain_on_run_start"
+    run: str
+    folder: str
+    step: int
+    recipe: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEnd:
+    """An optimizer step is done.
+
+    Attributes:
+        step: counts from 1.
+        metrics: the line that went into the run's metrics file: numbers by name, and under ``alarms`` the list of the
+            names of the alarms that are on.
+    """
+
+    hook: ClassVar[str] = "quintain_on_step_end"
+    step: int
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationEnd:
+    """An evaluation is done.
+
+    Attributes:
+        step: the step whose weights were evaluated; 0 is before training.
+        environment: its name in the recipe.
+        split: ``dev`` or ``test``.
+        metrics: ``accuracy``, ``pass@k`` and so on.
+    """
+
+    hook: ClassVar[str] = "quintain_on_evaluation_end"
+    step: int
+    environment: str
+    split: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSaved:
+    """A checkpoint is complete on disk.
+
+    Attributes:
+        step: the step it holds.
+        path: absolute path of its folder, in Hugging Face format.
+        best: whether it is the best so far.
+    """
+
+    hook: ClassVar[str] = "quintain_on_checkpoint_saved"
+    step: int
+    path: str
+    best: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnd:
+    """A run ends.
+
+    Attributes:
+        step: the last step done.
+        status: ``finished``, ``interrupted`` (it can be resumed) or ``failed``.
+        error: one line, where it failed.
+        summary: what ``summary.json`` holds, as plain data.
+    """
+
+    hook: ClassVar[str] = "quintain_on_run_end"
+    step: int
+    status: str
+    error: str
+    summary: Mapping[str, Any]
+
+
+Event = RunStart | StepEnd | EvaluationEnd | CheckpointSaved | RunEnd
+EVENTS: tuple[type[Event], ...] = (RunStart, StepEnd, EvaluationEnd, CheckpointSaved, RunEnd)
+
+
+class Specification:
+    """Every hook there is. Nothing is returned; what one raises is counted and shown, and stops nothing."""
+
+    @hookspec
+    def quintain_on_run_start(self, event: RunStart) -> None:
+        """Before step 1, or before the first step after a resume; services and engine are up.
+
+        The place to open a tracker's run: ``event.recipe`` is its configuration, ``event.step`` where its curves go
+        on::
+
+            def quintain_on_run_start(event):
+                tracker.start(name=event.run, config=event.recipe)
+        """
+
+    @hookspec
+    def quintain_on_step_end(self, event: StepEnd) -> None:
+        """After each optimizer step, once its metrics are on disk. It runs between steps: be quick, or hand over to a
+        thread::
+
+        def quintain_on_step_end(event):
+            tracker.log(event.metrics, step=event.step)
+        """
+
+    @hookspec
+    def quintain_on_evaluation_end(self, event: EvaluationEnd) -> None:
+        """After each evaluation of one environment, also the one before training::
+
+        def quintain_on_evaluation_end(event):
+            tracker.log({f"{event.environment}/{k}": v for k, v in event.metrics.items()}, step=event.step)
+        """
+
+    @hookspec
+    def quintain_on_checkpoint_saved(self, event: CheckpointSaved) -> None:
+        """After a checkpoint has been moved to its place; it may be deleted later by keep-last-n, so copy what you
+        need::
+
+        def quintain_on_checkpoint_saved(event):
+            if event.best:
+                tracker.upload(event.path)
+        """
+
+    @hookspec
+    def quintain_on_run_end(self, event: RunEnd) -> None:
+        """Last of all, also after Ctrl-C or a failure; not after ``kill -9``::
+
+        def quintain_on_run_end(event):
+            tracker.finish(ok=event.status == "finished")
+        """
+
+
+@dataclass(kw_only=True)
+class Failure:
+    """What one plugin did wrong: the *hook* (empty: it did not load), the first *error*, and how often."""
+
+    plugin: str
+    hook: str
+    error: Exception
+    count: int = 1
+
+    def __str__(self) -> str:
+        where = f" in {self.hook}" if self.hook else ""
+        times = f", {self.count} times" if self.count > 1 else ""
+        return f"plugin {self.plugin!r}{where}: {type(self.error).__name__}: {self.error}{times}"
+
+
+class _Manager(pluggy.PluginManager):
+    """Takes every function with our prefix for an implementation, so that a misspelled one is seen, marker or not."""
+
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
+        options = super().parse_hookimpl_opts(plugin, name)
+        if options is None and name.startswith(PREFIX) and inspect.isroutine(getattr(plugin, name, None)):
+            return {}
+        return options
+
+
+class Hooks:
+    """The hook plugins of one run.
+
+    Args:
+        strict: raise what a plugin does wrong instead of recording it; ``None`` asks ``QUINTAIN_STRICT_PLUGINS``.
+
+    Attributes:
+        failures: what went wrong so far; `report` tells it.
+    """
+
+    def __init__(self, *, strict: bool | None = None) -> None:
+        self.strict = os.environ.get("QUINTAIN_STRICT_PLUGINS", "") not in ("", "0") if strict is None else strict
+        self.failures: list[Failure] = []
+        self._manager = _Manager("quintain")
+        self._manager.add_hookspecs(Specification)
+
+    @classmethod
+    def installed(cls, *, registry: Registry | None = None, strict: bool | None = None) -> Hooks:
+        """Load the installed hook plugins: all, or those that ``QUINTAIN_PLUGINS`` names (commas between; empty: none).
+
+        Raises:
+            UnknownNameError: ``QUINTAIN_PLUGINS`` names one that is not installed.
+            PluginError: one cannot be loaded, and we are strict.
+        """
+        hooks = cls(strict=strict)
+        registry = registry or current()
+        # Last registered is first called; so they are called by name.
+        for component in reversed(allowed(registry.components("hooks"), os.environ.get("QUINTAIN_PLUGINS"))):
+            try:
+                hooks.add(registry.resolve(component), component.id)
+            except PluginError as e:
+                hooks._record(component.id, "", e)
+        return hooks
+
+    @property
+    def plugins(self) -> list[str]:
+        """Names of the plugins in use, sorted."""
+        return sorted(name for name, _ in self._manager.list_name_plugin())
+
+    def add(self, plugin: object, name: str) -> None:
+        """Take *plugin* into use, whole or not at all.
+
+        Raises:
+            PluginError: a misspelled hook, a wrong parameter, or a hook that cannot observe (a coroutine or wrapper).
+        """
+        try:
+            self._manager.register(plugin, name)
+        except (pluggy.PluginValidationError, ValueError) as e:
+            raise PluginError(f"plugin {name!r}: {e}") from e
+        fault = self._fault(plugin)
+        if fault:
+            self._manager.unregister(plugin)
+            raise PluginError(f"plugin {name!r}: {fault}")
+
+    def emit(self, event: Event) -> None:
+        """Tell every plugin. One that raises is recorded, and the others are told all the same.
+
+        Raises:
+            PluginError: a plugin raised, and we are strict.
+        """
+        for implementation in reversed(getattr(self._manager.hook, event.hook).get_hookimpls()):
+            try:
+                implementation.function(*([event] if implementation.argnames else []))
+            except Exception as e:  # noqa: BLE001  # whatever an observer does, the run goes on and the failure is shown
+                self._record(implementation.plugin_name, event.hook, e)
+
+    def report(self) -> list[str]:
+        """One line per plugin and hook that went wrong, with how often; to be shown at the end of a run."""
+        return [str(failure) for failure in self.failures]
+
+    def close(self) -> None:
+        """Let go of the plugins."""
+        for plugin in self._manager.get_plugins():
+            self._manager.unregister(plugin)
+
+    def _fault(self, plugin: object) -> str:
+        known = [event.hook for event in EVENTS]
+        for caller in self._manager.get_hookcallers(plugin) or []:
+            if not caller.has_spec():
+                return f"there is no hook {caller.name!r}{did_you_mean(caller.name, known)}"
+            for implementation in caller.get_hookimpls():
+                if implementation.plugin is plugin and not _observes(implementation):
+                    return f"{caller.name} is to be a plain function: hooks observe, they neither await nor wrap"
+        return ""
+
+    def _record(self, plugin: str, hook: str, error: Exception) -> None:
+        if self.strict:
+            raise PluginError(str(Failure(plugin=plugin, hook=hook, error=error))) from error
+        same = next((f for f in self.failures if (f.plugin, f.hook) == (plugin, hook)), None)
+        if same:
+            same.count += 1
+            return
+        self.failures.append(Failure(plugin=plugin, hook=hook, error=error))
+        log.warning("%s", self.failures[-1], exc_info=error)
+
+
+def _observes(implementation: pluggy.HookImpl) -> bool:
+    wraps = implementation.wrapper or implementation.hookwrapper
+    return not wraps and not inspect.iscoroutinefunction(implementation.function)
+
+
+def allowed(components: Sequence[Component], names: str | None) -> list[Component]:
+    """Those of *components* that the comma-separated *names* let through; ``None`` lets all through.
+
+    Raises:
+        UnknownNameError: a name that fits none.
+    """
+    if names is None:
+        return list(components)
+    wanted = {n.strip() for n in names.split(",") if n.strip()}
+    for name in wanted:
+        if not any(name in (c.name, c.id) for c in components):
+            raise UnknownNameError.of("plugin in QUINTAIN_PLUGINS", name, (c.name for c in components))
+    return [c for c in components if c.name in wanted or c.id in wanted]

@@ -1,1 +1,0 @@
-"""What a run shows: on the screen, in pictures, at its end."""

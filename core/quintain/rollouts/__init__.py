@@ -1,0 +1,1 @@
+"""Run episodes and score them."""

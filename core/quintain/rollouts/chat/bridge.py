@@ -1,0 +1,141 @@
+"""The token bridge: messages in, exact tokens kept.
+
+What was sampled is never decoded and encoded again. For each turn the conversation is rendered as text; where the
+rendering goes on from what was recorded, only the new text is encoded and appended. Where the template rewrote
+history, the transcript branches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...interfaces.engine import Reply, TokenEngine
+from ...interfaces.tokenizer import Codec, Offsets
+from ...types.sampling import Sampling
+from ...types.task import Message
+from ...types.transcript import Recorder, Sampled, Source, Transcript
+from .thinking_budget import Said
+from .tool_calls import parse
+
+if TYPE_CHECKING:
+    from ...interfaces.tools import ToolSpec
+
+_SOURCES = {"system": Source.PROMPT, "user": Source.PROMPT, "tool": Source.TOOL, "assistant": Source.COPY}
+
+
+class Conversation:
+    """One seat's messages and its tokens, kept in step."""
+
+    def __init__(self, codec: Codec, tools: Sequence[ToolSpec] = ()) -> None:
+        self.codec = codec
+        self.tools = tuple(tools)
+        self._messages: list[Message] = []
+        self._rendered = 0
+        self._text = ""
+        self._recorder = Recorder()
+
+    def add(self, message: Message) -> None:
+        """Append a message that the policy did not say."""
+        self._messages.append(message)
+
+    def prompt(self) -> list[int]:
+        """The ids to continue: the record brought up to the last message."""
+        text = self.codec.render(self._messages, self.tools, prompt=True)
+        if self._text and text.startswith(self._text):
+            new = text[len(self._text) :]
+            ids, spans = self.codec.encode_with_offsets(new)
+            self._recorder.add(ids, _sources(new, spans, self._messages[self._rendered :]))
+        else:
+            ids, spans = self.codec.encode_with_offsets(text)
+            sources = _sources(text, spans, self._messages)
+            if self._text:
+                self._recorder.branch(ids, sources)
+            else:
+                self._recorder.add(ids, sources)
+        self._text, self._rendered = text, len(self._messages)
+        return self._recorder.ids
+
+    def said(self, sampled: Sampled, forced: Sequence[int] = (), then: Sampled | None = None) -> str:
+        """Record a turn of the policy; its text, without what ended it.
+
+        Args:
+            forced: what was put into its mouth after *sampled*, see `quintain.rollouts.chat.thinking_budget`.
+            then: how it went on from there.
+        """
+        self._recorder.sampled(sampled)
+        if then is not None:
+            self._recorder.add(forced, [int(Source.FORCED)] * len(forced))
+            self._recorder.sampled(then)
+            sampled = Said(sampled, tuple(forced), then).whole
+        self._text += self.codec.decode(sampled.ids)
+        text = spoken(self.codec, sampled)
+        # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was
+        # sampled.
+        self._messages.append(Message("assistant", text))
+        self._rendered = len(self._messages)
+        return text
+
+    def transcript(self, policy: str, temperature: float) -> Transcript:
+        """The record so far."""
+        return self._recorder.transcript(policy=policy, codec=self.codec.name, temperature=temperature)
+
+
+def spoken(codec: Codec, sampled: Sampled) -> str:
+    """The text of a sampled turn without the stop token or stop string that ended it."""
+    ids = sampled.ids
+    if ids and sampled.finish == "stop" and isinstance(sampled.stop, int) and ids[-1] == sampled.stop:
+        ids = ids[:-1]
+    text = codec.decode(ids)
+    if sampled.finish == "stop" and isinstance(sampled.stop, str):
+        cut = text.rfind(sampled.stop)
+        text = text[:cut] if cut >= 0 else text
+    return text
+
+
+def stops(codec: Codec, how: Sampling) -> Sampling:
+    """*how* with what ends a turn for this codec added."""
+    return how.but(stop=(*how.stop, *codec.stops), stop_ids=(*how.stop_ids, *codec.stop_ids))
+
+
+async def reply_through_tokens(
+    engine: TokenEngine, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling
+) -> Reply:
+    """Answer a conversation with a token engine; keeps no transcript."""
+    ids = engine.codec.encode(engine.codec.render(messages, tools, prompt=True))
+    sampled = await engine.sample(ids, stops(engine.codec, how))
+    parsed = parse(spoken(engine.codec, sampled), tools=bool(tools))
+    usage = {"prompt_tokens": len(ids), "completion_tokens": len(sampled.ids)}
+    return Reply(text=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls, finish=sampled.finish, usage=usage)
+
+
+def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
+    """The source of each token: that of the message whose content it touches, else the template's."""
+    regions: list[tuple[int, int, Source]] = []
+    at = 0
+    for m in messages:
+        start, end = _find(text, at, (m.content, m.content.strip(), parse(m.content).reply))
+        if start >= 0:
+            at = end
+            regions.append((start, end, _SOURCES[m.role]))
+    out: list[int] = []
+    k = 0
+    for start, end in spans:
+        while k < len(regions) and regions[k][1] <= start:
+            k += 1
+        inside = k < len(regions) and end > regions[k][0]
+        out.append(int(regions[k][2]) if inside else int(Source.TEMPLATE))
+    return out
+
+
+def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:
+    """Where the first of *contents* that occurs stands; a match after a line break or blank wins over one inside a
+    word.
+    """
+    for content in filter(None, contents):
+        for lead in ("\n", " ", ""):
+            start = text.find(lead + content, at)
+            if start >= 0:
+                start += len(lead)
+                return start, start + len(content)
+    return -1, -1

@@ -1,0 +1,75 @@
+"""Tool calls and reasoning as text: the tags that Qwen and Hermes models use."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ...types.task import ToolCall
+
+if TYPE_CHECKING:
+    from ...interfaces.tools import ToolSpec
+
+_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """What a sampled text says: thought, reply, tool calls; a call that cannot be read carries an ``error``."""
+
+    reply: str
+    reasoning: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+def parse(text: str, *, tools: bool = False) -> Parsed:
+    """Split a sampled text. Tool calls are looked for only where *tools* were offered.
+
+    A thought is text between think tags at the very start; a tag that never closes leaves the text as it is.
+    """
+    reasoning = ""
+    thought = _THOUGHT.match(text)
+    if thought:
+        reasoning, text = thought[1].strip(), text[thought.end() :]
+    if not tools:
+        return Parsed(reply=text.strip(), reasoning=reasoning)
+    calls = tuple(_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(text)))
+    return Parsed(reply=_CALL.sub("", text).strip(), reasoning=reasoning, calls=calls)
+
+
+def _call(body: str, name: str) -> ToolCall:
+    try:
+        data = json.loads(body)
+    except ValueError as e:
+        return ToolCall(name="", id=name, error=f"not JSON: {e}")
+    if not isinstance(data, dict) or not isinstance(data.get("name"), str):
+        return ToolCall(name="", id=name, error='expected {"name": ..., "arguments": {...}}')
+    arguments = data.get("arguments", {})
+    if not isinstance(arguments, dict):
+        return ToolCall(name=data["name"], id=name, error="arguments must be an object")
+    return ToolCall(name=data["name"], arguments=arguments, id=name)
+
+
+def render_calls(calls: Sequence[ToolCall]) -> str:
+    """Calls as the model would have written them."""
+    return "".join(
+        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
+        for c in calls
+    )
+
+
+def render_tools(tools: Sequence[ToolSpec]) -> str:
+    """The part of the system message that offers tools; empty for none."""
+    if not tools:
+        return ""
+    specs = "\n".join(json.dumps(t.to_json()) for t in tools)
+    return (
+        "\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
+        + specs
+        + "\n</tools>\n\nTo call one, write\n<tool_call>\n"
+        '{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
+    )

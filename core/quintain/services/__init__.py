@@ -1,0 +1,1 @@
+"""Services of a run: their manager, and worker processes."""

@@ -1,0 +1,73 @@
+"""A tokenizer over bytes that needs no library, so that authors test exact tokens in a bare install."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..interfaces.tokenizer import Offsets
+from ..interfaces.tools import ToolSpec
+from ..rollouts.chat.tool_calls import render_calls, render_tools
+from ..types.task import Message
+
+
+class ByteCodec:
+    """Bytes as ids (0-255) and four special tokens; needs no library, so authors test exact tokens in a bare
+    install.
+    """
+
+    name = "bytes"
+    SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>")
+
+    def __init__(self) -> None:
+        self._special = {text: 256 + i for i, text in enumerate(self.SPECIAL)}
+        self.stop_ids: tuple[int, ...] = (self._special["<|im_end|>"], self._special["<|endoftext|>"])
+        self.stops: tuple[str, ...] = ()
+        self.vocab_size = 256 + len(self.SPECIAL)
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_with_offsets(text)[0]
+
+    def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
+        ids: list[int] = []
+        spans: Offsets = []
+        at = 0
+        while at < len(text):
+            special = next((s for s in self.SPECIAL if text.startswith(s, at)), None)
+            if special is not None:
+                ids.append(self._special[special])
+                spans.append((at, at + len(special)))
+                at += len(special)
+                continue
+            for byte in text[at].encode("utf-8", "surrogatepass"):
+                ids.append(byte)
+                spans.append((at, at + 1))
+            at += 1
+        return ids, spans
+
+    def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
+        out: list[str] = []
+        raw = bytearray()
+        for i in ids:
+            if i < 256:
+                raw.append(i)
+                continue
+            out.append(raw.decode("utf-8", "replace"))
+            raw.clear()
+            if special:
+                out.append(self.SPECIAL[i - 256])
+        out.append(raw.decode("utf-8", "replace"))
+        return "".join(out)
+
+    def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
+        parts: list[str] = []
+        head = render_tools(tools)
+        system = next((m.content for m in messages if m.role == "system"), "")
+        if head or system:
+            parts.append(f"<|im_start|>system\n{system}{head}<|im_end|>\n")
+        for m in messages:
+            if m.role == "system":
+                continue
+            body = m.content if m.role != "tool" else f"<tool_response>\n{m.content}\n</tool_response>"
+            role = "user" if m.role == "tool" else m.role
+            parts.append(f"<|im_start|>{role}\n{body}{render_calls(m.calls)}<|im_end|>\n")
+        return "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")

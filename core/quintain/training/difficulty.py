@@ -1,0 +1,140 @@
+"""The difficulty filter: how often does the starting policy solve each task? Asked once, before the first step."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NoTasksError
+from ..rollouts.runner import Job, run_groups
+from ..types.rollout import Group
+from ..types.sampling import derived_seed
+from ..types.task import Task
+from .metrics import failures_in, success_of, times
+from .run_folder import plain, write_atomically
+
+if TYPE_CHECKING:
+    from .run import Run
+
+Rates = dict[str, float | None]
+CHUNK = 256
+"""Tasks whose rollouts are held in memory together, and lost together where the process ends."""
+_TOLERANCE = 1e-9
+
+
+@dataclass(kw_only=True)
+class Probed:
+    """What ``probe.json`` holds.
+
+    Attributes:
+        samples: per task.
+        rates: by environment and task, in the order of asking; ``None`` where no sample is valid.
+        rollouts, tokens, seconds: what asking took so far, over all processes.
+        failures: how many rollouts failed, by kind.
+    """
+
+    samples: int
+    rates: list[Rates]
+    rollouts: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    failures: dict[str, int] = field(default_factory=dict)
+
+
+async def probe(run: Run) -> dict[str, Any]:
+    """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
+
+    The success rates go into ``probe.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
+    checkpoint: neither a resumed run nor one that died before its first checkpoint asks again what was answered. What
+    was not probed is not drawn. Tasks none of whose samples is valid are kept. Samples, tokens and seconds count among
+    those of the run.
+
+    Returns:
+        What it took, as metrics for the record of step 0; nothing where the plan does not probe.
+
+    Raises:
+        NoTasksError: an environment has no task left.
+    """
+    plan, curriculum = run.row.plan, run.curriculum
+    if not plan.probe or curriculum.probed:
+        return {}
+    candidates = curriculum.candidates()
+    found = _known(run, candidates) or Probed(samples=plan.probe, rates=[{} for _ in candidates])
+    run.count_failures(found.failures)
+    run.clock.add("probe", found.seconds)
+    await _ask(run, candidates, found)
+    run.at.samples += found.rollouts
+    run.at.tokens += found.tokens
+    low, high = plan.keep
+    kept = []
+    for rates, table in zip(found.rates, run.recipe.environments, strict=True):
+        kept.append([t for t, r in rates.items() if r is None or low - _TOLERANCE <= r <= high + _TOLERANCE])
+        said = f"{len(kept[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
+        if not kept[-1]:
+            raise NoTasksError(
+                f"{said} in {plan.probe} samples of the starting policy ({_spread(rates)}); widen plan.keep, or take "
+                "easier or harder tasks"
+            )
+        run.screen.note(f"{said} ({_spread(rates)}); the others are left out")
+    curriculum.keep(kept)
+    return times(found.tokens, found.rollouts, {"probe": found.seconds})
+
+
+def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Probed | None:
+    """What a process that died before its first checkpoint found out about the first of these very tasks."""
+    path = run.folder.path / "probe.json"
+    if not path.exists():
+        return None
+    try:
+        found = Probed(**json.loads(path.read_text(encoding="utf-8")))
+        same = found.samples == run.row.plan.probe and len(found.rates) == len(candidates)
+        for rates, tasks in zip(found.rates, candidates, strict=same):
+            same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
+    except (ValueError, TypeError, AttributeError) as e:
+        run.screen.warn(f"{path} cannot be read ({e}); tasks are probed anew")
+        return None
+    return found if same else None
+
+
+async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Probed) -> None:
+    """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
+    # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
+    setting = replace(run.setting(0), run_seed=derived_seed(run.recipe.run.seed, "probe"))
+    for at, (environment, table, tasks) in enumerate(
+        zip(run.environments, run.recipe.environments, candidates, strict=True)
+    ):
+        left = len(tasks) - len(found.rates[at])
+        if left:
+            run.screen.phase(f"probing {left} tasks of {table.use}", left * found.samples)
+        for start in range(len(found.rates[at]), len(tasks), CHUNK):
+            jobs = [
+                Job(environment=environment, task=task, members=found.samples, name=table.use, index=start + i)
+                for i, task in enumerate(tasks[start : start + CHUNK])
+            ]
+            clock = run.clock.fork()
+            with clock("probe"):
+                groups = await run.until_stopped(run_groups(jobs, setting, run.screen.advance))
+            _add(run, found, at, groups, clock.spent["probe"])
+
+
+def _add(run: Run, found: Probed, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
+    for group in groups:
+        right, tried = success_of(group)
+        found.rates[at][group.task.id] = right / tried if tried else None
+        found.rollouts += len(group.rollouts)
+        found.tokens += sum(r.tokens for r in group.rollouts)
+    found.seconds += seconds
+    failed = failures_in(groups)
+    found.failures = dict(Counter(found.failures) + failed)
+    run.count_failures(failed)
+    path = run.folder.path / "probe.json"
+    write_atomically(path, (json.dumps(plain(asdict(found)), allow_nan=False) + "\n").encode())
+
+
+def _spread(rates: Rates) -> str:
+    known = [r for r in rates.values() if r is not None]
+    never, always = sum(r <= _TOLERANCE for r in known), sum(r >= 1 - _TOLERANCE for r in known)
+    return f"{never} never solved, {always} always"

@@ -1,0 +1,296 @@
+"""What a step tells about the run: plain numbers under dotted names.
+
+``loss``, ``entropy``, ``ratio.max`` and so on come from the learner as they are (see `quintain.learning.meter`); the
+rest is computed here from the groups. A number that has nothing to rest on in a step is left out, never made up.
+``docs/health.md`` says what each name means; `quintain.training.alerts` watches them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean, pstdev
+from typing import Any
+
+from ..evaluation.estimates import Estimate
+from ..evaluation.evaluate import SUCCESS, Evaluation
+from ..types.rollout import EndingKind, Group, Rollout, spread
+from ..types.transcript import Source, Transcript
+
+AnyRollout = Rollout[Any, Any]
+AnyGroup = Group[Any, Any]
+Metrics = dict[str, Any]
+_TOLERANCE = 1e-9
+TRAINING = ("probe", "rollouts", "update", "publish")
+"""Phases whose time is that of training; measuring and saving are not."""
+BINS = 10
+"""Bins of the calibration error."""
+
+
+def step_metrics(
+    groups: Sequence[AnyGroup],
+    *,
+    refused: Mapping[str, int] | None = None,
+    learned: Mapping[str, float] | None = None,
+    held_out: Mapping[str, Any] | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> Metrics:
+    """All of a step.
+
+    Args:
+        groups: that ran in this step, those refused included.
+        refused: how many groups were not admitted, by reason.
+        learned: what the learner said.
+        held_out: accuracy and so on, where it was measured (see `held_out`).
+        seconds: by phase.
+    """
+    everything = [r for g in groups for r in g.rollouts]
+    valid = [r for r in everything if r.valid]
+    return {
+        **rewards(valid),
+        **group_metrics(groups, refused or {}),
+        **lengths(valid),
+        **confidence(valid),
+        **endings(everything),
+        **_reported(valid),
+        **_of_environments(groups),
+        **_of_learner(learned or {}),
+        **flat("held_out", held_out or {}),
+        **times(sum(r.tokens for r in everything), len(everything), seconds or {}),
+    }
+
+
+def _of_learner(learned: Mapping[str, float]) -> Metrics:
+    """What the learner said; its counts and its time stand apart from those of the whole step."""
+    out: Metrics = {f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in learned.items()}
+    if out.get("learner.seconds", 0) > 0 and "learner.tokens" in out:
+        out["learner.tokens_per_second"] = out["learner.tokens"] / out["learner.seconds"]
+    return out
+
+
+def rewards(valid: Sequence[AnyRollout]) -> Metrics:
+    """Mean and spread (standard deviation, ddof 0) of total, verdict, shaping and parts; ``success`` is a share."""
+    out = _of("reward", [r.total for r in valid])
+    out |= _of("reward.verdict", [r.verdict.total for r in valid if r.verdict])
+    if any(r.shaping for r in valid):
+        out |= _of("reward.shaping", [r.shaping.total for r in valid if r.shaping])
+    for slot in ("verdict", "shaping"):
+        scores = [s for r in valid if (s := getattr(r, slot)) is not None]
+        for part in sorted({p for s in scores for p in s.parts}):
+            values = [s.parts[part] for s in scores if part in s.parts]
+            if len(scores) > len(values) or len(scores[0].parts) > 1 or slot == "shaping":
+                out |= _of(f"reward.part.{part}", values)
+    return out | ({"success": fmean(map(_right, valid))} if valid else {})
+
+
+def group_metrics(groups: Sequence[AnyGroup], refused: Mapping[str, int]) -> Metrics:
+    """How many groups ran and were refused; the share of those whose verdicts do not differ (all right, all wrong)."""
+    out: Metrics = {"groups": len(groups), "groups.refused": sum(refused.values())}
+    out |= {f"groups.refused.{reason.replace(' ', '_')}": count for reason, count in sorted(refused.items())}
+    kinds = Counter(_uniform(g) for g in groups if g.valid)
+    total = sum(kinds.values())
+    if total:
+        out["zero_variance"] = sum(kinds[k] for k in ("all_right", "all_wrong", "between")) / total
+        out |= {f"zero_variance.{k}": kinds[k] / total for k in ("all_right", "all_wrong")}
+    return out
+
+
+def _uniform(group: AnyGroup) -> str:
+    verdicts = [r.verdict.total if r.verdict else 0.0 for r in group.valid]
+    if spread(verdicts) > _TOLERANCE:
+        return "mixed"
+    if verdicts[0] >= SUCCESS - _TOLERANCE:
+        return "all_right"
+    return "all_wrong" if verdicts[0] <= _TOLERANCE else "between"
+
+
+def lengths(valid: Sequence[AnyRollout]) -> Metrics:
+    """Tokens that the policy sampled per rollout, of right and wrong answers apart; turns where there are several."""
+    out: Metrics = {}
+    chosen: dict[str, Callable[[AnyRollout], bool]] = {
+        "mean": lambda r: True,
+        "right": _right,
+        "wrong": lambda r: not _right(r),
+    }
+    for name, fits in chosen.items():
+        found = [r.tokens for r in valid if fits(r)]
+        if found:
+            out[f"length.{name}"] = fmean(found)
+    if valid:
+        out["length.max"] = max(r.tokens for r in valid)
+        if any(len(r.turns) > 1 for r in valid):
+            out["turns.mean"] = fmean(len(r.turns) for r in valid)
+    return out
+
+
+def confidence(valid: Sequence[AnyRollout]) -> Metrics:
+    """What the policy thought of its own answers when it sampled them; all valid rollouts, refused groups included.
+
+    ``entropy.sampled`` is minus the mean log-prob of all sampled tokens under the sampler, an estimate of its entropy
+    per token (the learner's exact ``entropy`` covers only samples that have an advantage). A sample's confidence is
+    exp(mean log-prob of its tokens), the geometric mean of their probabilities. ``calibration.error`` is the expected
+    calibration error of that confidence as a forecast of success, in ten bins of equal width (Guo et al. 2017,
+    1706.04599, equation 3): the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
+    """
+    answers = [(r, seat, _logps(t)) for r in valid for seat, t in r.transcripts.items()]
+    known = [(fmean(logps), _right(r, seat)) for r, seat, logps in answers if logps]
+    if not known:
+        return {}
+    forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in known]
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for sure, right in forecasts:
+        bins.setdefault(min(int(sure * BINS), BINS - 1), []).append((sure, right))
+    # |sum of confidences - successes| / N per bin is n_b / N times the difference of the bin's means.
+    gaps = [abs(math.fsum(sure for sure, _ in held) - sum(right for _, right in held)) for held in bins.values()]
+    return {
+        "entropy.sampled": -fmean(x for _, _, logps in answers for x in logps),
+        "calibration.confidence": fmean(sure for sure, _ in forecasts),
+        "calibration.error": math.fsum(gaps) / len(forecasts),
+    }
+
+
+def _logps(transcript: Transcript) -> list[float]:
+    """Log-probs of the sampled tokens, each once."""
+    return [
+        logp
+        for branch in transcript.branches
+        for source, logp in zip(branch.sources, branch.logps, strict=True)
+        if source == Source.MODEL
+    ]
+
+
+def endings(everything: Sequence[AnyRollout]) -> Metrics:
+    """Counts ``ending.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all rollouts."""
+    kinds = Counter(r.ending.kind for r in everything)
+    out: Metrics = {f"ending.{kind.value}": count for kind, count in sorted(kinds.items())}
+    valid = sum(r.valid for r in everything)
+    if valid:
+        out["truncated"] = kinds[EndingKind.TRUNCATED] / valid
+    if everything:
+        out["failed"] = 1 - valid / len(everything)
+        out["retried"] = sum(r.ending.attempts > 1 for r in everything) / len(everything)
+    return out
+
+
+def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
+    """Seconds by phase and speed; ``tokens_per_second`` is of sampling."""
+    out: Metrics = {"samples": samples, "tokens": tokens}
+    out |= {f"seconds.{phase}": value for phase, value in seconds.items()}
+    if seconds.get("rollouts", 0) > 0:
+        out["tokens_per_second"] = tokens / seconds["rollouts"]
+    return out
+
+
+def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:
+    """Accuracy (pass@1) with its 95 % interval, over the environments by their *weights*; several also apart, by name.
+    Where tasks were sampled several times, ``pass@k`` too.
+
+    ``accuracy`` is ``None`` where no rollout of some environment could tell. The interval of a weighted mean treats the
+    parts as independent: half-widths add in squares, each side by itself.
+    """
+    share = [w / math.fsum(weights) for w in weights]
+    parts = [result.accuracy for result in results]
+    rollouts = [r for result in results for r in result.rollouts]
+    out = {**_weighted(parts, share), "tasks": sum(len(r.groups) for r in results)}
+    for k in sorted({k for result in results for k in result.ks} - {1}):
+        found = [result.pass_at(k) for result in results]
+        if all(found):
+            out[f"pass@{k}"] = math.fsum(w * e.value for w, e in zip(share, found, strict=True) if e)
+    if all(r.reward for r in results):
+        out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
+    if valid := [r for r in rollouts if r.valid]:
+        out["length.mean"] = lengths(valid)["length.mean"]
+    out |= {k: v for k, v in endings(rollouts).items() if k in ("truncated", "failed")}
+    if len(results) > 1:
+        for name, part in zip(distinct(r.environment for r in results), parts, strict=True):
+            out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
+    return out
+
+
+def _weighted(parts: Sequence[Estimate | None], share: Sequence[float]) -> Metrics:
+    known = [p for p in parts if p is not None]
+    if len(known) < len(parts):
+        return {"accuracy": None}
+    if len(known) == 1:
+        return _estimate(known[0])
+    value = math.fsum(w * p.value for w, p in zip(share, known, strict=True))
+    below = math.hypot(*(w * (p.value - p.low) for w, p in zip(share, known, strict=True)))
+    above = math.hypot(*(w * (p.high - p.value) for w, p in zip(share, known, strict=True)))
+    return {"accuracy": value, "low": max(0.0, value - below), "high": min(1.0, value + above)}
+
+
+def evaluation_metrics(result: Evaluation) -> Metrics:
+    """One evaluation as flat numbers: accuracy with interval, every pass@k and cons@k, reward, length, shares."""
+    out: Metrics = _estimate(result.accuracy)
+    out |= {name: e.value for name, e in result.estimates().items() if e is not None}
+    out |= {
+        "tasks": len(result.groups),
+        "samples": result.samples,
+        "failed": result.failed,
+        "length.mean": result.tokens,
+    }
+    if result.reward is not None:
+        out["reward"] = result.reward.value
+    return out
+
+
+def _estimate(e: Estimate | None) -> Metrics:
+    return {"accuracy": e.value, "low": e.low, "high": e.high} if e else {"accuracy": None}
+
+
+def _reported(valid: Sequence[AnyRollout]) -> Metrics:
+    """What environments said through ``agent.metric``: the mean over the rollouts that said it."""
+    names = sorted({n for r in valid for n in r.metrics})
+    return {f"metric.{n}": fmean(r.metrics[n] for r in valid if n in r.metrics) for n in names}
+
+
+def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
+    """Reward and success by environment, where there are several."""
+    names = sorted({g.environment for g in groups})
+    if len(names) < 2:
+        return {}
+    out: Metrics = {}
+    for name in names:
+        valid = [r for g in groups if g.environment == name for r in g.valid]
+        if valid:
+            out[f"environment.{name}.reward.mean"] = fmean(r.total for r in valid)
+            out[f"environment.{name}.success"] = fmean(map(_right, valid))
+    return out
+
+
+def _right(rollout: AnyRollout, seat: str | None = None) -> bool:
+    """Whether the verdict is a success, for *seat* or as a whole."""
+    if rollout.verdict is None:
+        return False
+    return (rollout.verdict.total if seat is None else rollout.verdict.of_seat(seat)) >= SUCCESS - _TOLERANCE
+
+
+def success_of(group: AnyGroup) -> tuple[int, int]:
+    """How many of the valid members succeeded, and how many there are."""
+    return sum(map(_right, group.valid)), len(group.valid)
+
+
+def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
+    """How many episodes failed for reasons of ours, by kind and reason."""
+    return Counter(f"{r.ending.kind}: {r.ending.reason}" for g in groups for r in g.rollouts if not r.valid)
+
+
+def _of(name: str, values: Sequence[float]) -> Metrics:
+    finite = [v for v in values if math.isfinite(v)]
+    return {f"{name}.mean": fmean(finite), f"{name}.spread": pstdev(finite)} if finite else {}
+
+
+def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
+    """*values* under names that begin with *prefix* and a dot."""
+    return {f"{prefix}.{k}": v for k, v in values.items() if not isinstance(v, (Mapping, list, tuple))}
+
+
+def distinct(names: Iterable[str], mark: str = "#") -> list[str]:
+    """*names*, made different from one another by *mark* and a number where one is there twice."""
+    seen: Counter[str] = Counter()
+    out = []
+    for name in names:
+        seen[name] += 1
+        out.append(name if seen[name] == 1 else f"{name}{mark}{seen[name]}")
+    return out

@@ -1,0 +1,463 @@
+"""The recipe of a run: one strict TOML file.
+
+Every key has a default except ``use`` of an environment. What stands under ``args`` is for the component that ``use``
+names and is checked against its signature when it is bound.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+
+from ...errors import RecipeError, did_you_mean
+from ...interfaces.agent import Limits
+from ...types.sampling import Sampling
+from . import toml
+from .errors import describe
+from .load import KEY as EXTENDS
+from .load import Layer, layers, merged
+
+Name = Annotated[str, Field(min_length=1)]
+Args = dict[str, Any]
+
+
+def _count_or(*words: str, least: int = 1) -> PlainValidator:
+    """A whole number of at least *least*, or one of *words*."""
+
+    def check(value: Any) -> Any:
+        if value in words or (type(value) is int and value >= least):
+            return value
+        raise ValueError(f"expected a whole number of at least {least}, or {' or '.join(map(repr, words))}")
+
+    return PlainValidator(check)
+
+
+# Code wants None for "all", which TOML cannot write.
+_ALL_TO_NONE = AfterValidator(lambda value: None if value == "all" else value)
+_NONE_TO_ALL = PlainSerializer(lambda value: "all" if value is None else value)
+
+
+def _run_name(name: str) -> str:
+    if name and (name.startswith(".") or set(name) & set("/\\\0\n") or len(name.encode()) > 200):
+        raise ValueError("expected the name of a folder: no slash, no leading dot, at most 200 bytes")
+    return name
+
+
+class _Table(BaseModel):
+    # Strict: "3" is not a number and 3.0 is not a count. Tuple fields say strict=False, since TOML gives lists.
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class RunTable(_Table):
+    """``[run]``. An empty *name* is filled in from the first environment. *folder* holds the run folders."""
+
+    name: Annotated[str, AfterValidator(_run_name)] = ""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    steps: int = Field(default=100, ge=1)
+    folder: Name = "runs"
+
+
+# peft wants this one word as text, and all other names as a list.
+_LINEAR_AS_LIST = BeforeValidator(lambda value: ["all-linear"] if value == "all-linear" else value)
+_LINEAR_AS_TEXT = PlainSerializer(lambda value: "all-linear" if value == ("all-linear",) else list(value))
+
+
+class LoraTable(_Table):
+    """``[model.lora]``: low-rank adapters (Hu et al. 2021, arXiv:2106.09685); names as in peft."""
+
+    r: int = Field(default=16, ge=1)
+    lora_alpha: int = Field(default=32, ge=1)
+    target_modules: Annotated[tuple[Name, ...], Field(strict=False, min_length=1), _LINEAR_AS_LIST, _LINEAR_AS_TEXT] = (
+        "all-linear",
+    )
+
+
+class StartTable(_Table):
+    """``[model.start]``: the supervised start. *enabled* is by default true for the default model alone.
+
+    *args* are checked against the signature of `quintain.training.starter.grow`.
+    """
+
+    enabled: bool | None = None
+    args: Args = {}
+
+
+class ModelTable(_Table):
+    """``[model]``. *name* is ``"default"`` (the model that Quintain grows itself), a Hugging Face id or a folder.
+
+    *dtype* is what the engine decodes in; the learner's master weights are float32 always.
+    """
+
+    name: Name = "default"
+    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    device: Name = "auto"
+    lora: LoraTable | None = None
+    start: StartTable = StartTable()
+
+    @property
+    def starts_supervised(self) -> bool:
+        """Whether a supervised start comes first."""
+        return self.name == "default" if self.start.enabled is None else self.start.enabled
+
+
+class Component(_Table):
+    """A component by name, and its configuration."""
+
+    use: Name
+    args: Args = {}
+
+
+class EngineTable(Component):
+    """``[engine]``."""
+
+    use: Name = "embedded"
+
+
+class AlgorithmTable(Component):
+    """``[algorithm]``. *use* names a row of the preset table, *args* override its settings and pieces."""
+
+    use: Name = "dr_grpo"
+
+
+class LimitsTable(_Table):
+    """``[environments.limits]``: what is left out stays as the environment has it; ``"none"`` lifts a limit."""
+
+    turns: Annotated[int | Literal["none"] | None, _count_or("none")] = None
+    tokens: Annotated[int | Literal["none"] | None, _count_or("none")] = None
+    seconds: float | None = Field(default=None, gt=0)
+
+    def over(self, limits: Limits) -> Limits:
+        """*limits*, with what this table says instead."""
+        given = self.model_dump(exclude_none=True)
+        return replace(limits, **{k: None if v == "none" else v for k, v in given.items()})
+
+
+class EnvironmentTable(Component):
+    """``[[environments]]``: *weight* is the share of groups.
+
+    *reward* and *shaping* are expressions, *system* a message, that replace the environment's own.
+    """
+
+    weight: float = Field(default=1.0, gt=0)
+    reward: Name | None = None
+    shaping: Name | None = None
+    limits: LimitsTable = LimitsTable()
+    system: str | None = None
+
+
+class SamplingTable(_Table):
+    """``[sampling]``, of training; *max_tokens* is for one turn."""
+
+    temperature: float = Field(default=1.0, gt=0, le=100)
+    max_tokens: int = Field(default=256, ge=1)
+    stop: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @model_validator(mode="after")
+    def _no_truncation(self) -> SamplingTable:
+        given = [k for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(self, k) != off]
+        if given:
+            raise ValueError(
+                f"{' and '.join(given)} cannot be used in training: the learner scores tokens under the whole "
+                "distribution, so it would train another policy than the one that sampled; remove the key"
+            )
+        return self
+
+    def how(self) -> Sampling:
+        """For the engine."""
+        return Sampling(temperature=self.temperature, max_tokens=self.max_tokens, stop=self.stop)
+
+
+class BatchTable(_Table):
+    """``[batch]``: *groups* tasks a step with *members* rollouts each.
+
+    A group with fewer than *min_members* valid members is dropped; left out, the algorithm says how many it takes. An
+    episode that failed through our fault is tried *retries* times more. *concurrency* bounds the episodes that run at
+    once; left out, the engine says.
+    """
+
+    groups: int = Field(default=32, ge=1)
+    members: int = Field(default=8, ge=1)
+    min_members: int | None = Field(default=None, ge=1)
+    retries: int = Field(default=1, ge=0)
+    concurrency: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _enough(self) -> BatchTable:
+        if self.min_members is not None and self.min_members > self.members:
+            raise ValueError(f"min_members is {self.min_members}; expected at most members, which is {self.members}")
+        return self
+
+
+class LearnerTable(_Table):
+    """``[learner]``: AdamW. *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
+
+    *float32_head* computes logits in float32 also where *precision* is not; a row may ask for it too.
+    """
+
+    lr: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    betas: Annotated[tuple[float, ...], Field(strict=False)] = (0.9, 0.999)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    float32_head: bool = False
+    token_budget: int | None = Field(default=None, ge=1)
+    checkpoint_activations: bool = False
+
+    @model_validator(mode="after")
+    def _betas(self) -> LearnerTable:
+        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
+            raise ValueError(f"betas are {list(self.betas)}; expected two numbers of at least 0 and less than 1")
+        return self
+
+
+class FinalTable(_Table):
+    """``[evaluation.test]``: measured once, after training. *tasks* ``"all"``: of a finite split; 0: not at all."""
+
+    split: Literal["train", "dev", "test"] = "test"
+    tasks: Annotated[int | None, _count_or("all", least=0), _ALL_TO_NONE, _NONE_TO_ALL] = 200
+
+
+class EvaluationTable(_Table):
+    """``[evaluation]``: held-out accuracy *every* so many steps (0: never) on *tasks* of *split*; greedy by default."""
+
+    every: int = Field(default=10, ge=0)
+    split: Literal["train", "dev", "test"] = "dev"
+    tasks: Annotated[int | None, _count_or("all"), _ALL_TO_NONE, _NONE_TO_ALL] = 200
+    samples: int = Field(default=1, ge=1)
+    temperature: float = Field(default=0.0, ge=0, le=100)
+    max_tokens: int | None = Field(default=None, ge=1)
+    test: FinalTable = FinalTable()
+
+    def how(self, sampling: SamplingTable) -> Sampling:
+        """For the engine; *sampling* says the rest."""
+        return sampling.how().but(temperature=self.temperature, max_tokens=self.max_tokens or sampling.max_tokens)
+
+
+class CheckpointTable(_Table):
+    """``[checkpoint]``: *every* so many steps (0: at the end). The *keep* last stay, and the *best* held-out one."""
+
+    every: int = Field(default=20, ge=0)
+    keep: int = Field(default=3, ge=1)
+    best: bool = True
+
+
+class RolloutsTable(_Table):
+    """``[rollouts]``: *keep* ``"all"``, ``"none"``, or those of so many last steps."""
+
+    keep: Annotated[int | Literal["all", "none"], _count_or("all", "none")] = "all"
+
+
+class StopTable(_Table):
+    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes* in all.
+
+    *samples* and *tokens* are what training and probing sampled, *seconds* what they and the updates took, without
+    measuring: the budgets of `quintain compare`. The step that passes one is the last.
+    """
+
+    accuracy: float | None = Field(default=None, gt=0, le=1)
+    minutes: float | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    seconds: float | None = Field(default=None, gt=0)
+
+
+class Recipe(_Table):
+    """All of it."""
+
+    run: RunTable = RunTable()
+    model: ModelTable = ModelTable()
+    engine: EngineTable = EngineTable()
+    environments: Annotated[tuple[EnvironmentTable, ...], Field(strict=False, min_length=1)]
+    algorithm: AlgorithmTable = AlgorithmTable()
+    sampling: SamplingTable = SamplingTable()
+    batch: BatchTable = BatchTable()
+    learner: LearnerTable = LearnerTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    checkpoint: CheckpointTable = CheckpointTable()
+    rollouts: RolloutsTable = RolloutsTable()
+    stop: StopTable = StopTable()
+    services: dict[Name, Component] = {}
+
+    @classmethod
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+        """Read a file, on top of the one that its ``extends`` names; *overrides* are ``a.b=value`` as in ``--set``.
+
+        Raises:
+            RecipeError: no such file, not TOML, or a wrong key, type or value; names file, line and fix.
+        """
+        path = Path(path)
+        try:
+            text = path.read_text(encoding="utf-8")
+        except FileNotFoundError as e:
+            near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
+            raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e
+        except (OSError, UnicodeDecodeError) as e:
+            reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
+            raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e
+        return cls.parse(text, overrides, source=str(path), folder=path.parent)
+
+    @classmethod
+    def parse(
+        cls, text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: str | Path = "."
+    ) -> Recipe:
+        """Read TOML *text*; *source* is what errors call it, *folder* where a path in ``extends`` begins.
+
+        Raises:
+            RecipeError: as `load`.
+        """
+        found = layers(text, source, Path(folder))
+        data = _copy(merged(found))
+        raw = [override(o) for o in overrides]
+        for path, value, _ in raw:
+            if path == (EXTENDS,):
+                raise RecipeError(f"--set {EXTENDS}: {EXTENDS!r} stands in a recipe file, at its top, and nowhere else")
+            put(data, path, value)
+        return cls.of(data, found=found, raw={path: written for path, _, written in raw})
+
+    @classmethod
+    def of(
+        cls,
+        data: Mapping[str, Any],
+        *,
+        found: Sequence[Layer] = (),
+        raw: Mapping[tuple[str, ...], str] | None = None,
+    ) -> Recipe:
+        """Check plain *data*.
+
+        Args:
+            found: the recipes that the data came from, to find lines in.
+            raw: overrides as they were typed, by path: where text is expected, ``run.name=5`` is the text ``5``.
+
+        Raises:
+            RecipeError: as `load`.
+        """
+        typed = dict(raw or {})
+        try:
+            return cls.model_validate(data)
+        except ValidationError as e:
+            texts = {p for x in e.errors() if x["type"] == "string_type" and (p := _path(x["loc"])) in typed}
+            if not texts:
+                raise RecipeError(describe(e, cls, found=found or [Layer("recipe", "", data)], typed=typed)) from None
+        fixed = _copy(data)
+        for path in texts:
+            put(fixed, path, typed.pop(path))
+        return cls.of(fixed, found=found, raw=typed)
+
+    def but(self, values: Mapping[str, Any]) -> Recipe:
+        """A checked copy with *values* by dotted path: ``recipe.but({"run.name": "first"})``."""
+        data = _without_empty(self.model_dump())
+        for path, value in values.items():
+            put(data, tuple(path.split(".")), value)
+        return type(self).of(data)
+
+    def to_toml(self) -> str:
+        """The whole recipe, defaults written out; `parse` gives it back."""
+        return toml.dumps(_without_empty(self.model_dump()))
+
+
+def override(text: str) -> tuple[tuple[str, ...], Any, str]:
+    """Read ``a.b=value``: path, value, and the value as typed.
+
+    The value is TOML, or plain text where it is not (``model.name=Qwen/Qwen3-0.6B``).
+
+    Raises:
+        RecipeError: no ``=``, or an empty part in the path.
+    """
+    path, equals, written = text.partition("=")
+    parts = tuple(p.strip() for p in path.split("."))
+    if not equals or not all(parts):
+        raise RecipeError(f"cannot read the override {text!r}; expected section.key=value, as in learner.lr=1e-5")
+    written = written.strip()
+    return parts, _scalar(written), written
+
+
+def _scalar(written: str) -> Any:
+    try:
+        data = tomllib.loads(f"value = {written}")
+    except tomllib.TOMLDecodeError:
+        if written[:1] in ("[", "{", '"', "'"):
+            raise RecipeError(f"cannot read {written!r}: it begins like TOML but is not") from None
+        return written
+    value = data["value"]
+    # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
+    return value if len(data) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else written
+
+
+def put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value deep in *data*; numbers in *path* are positions in lists, and one past the end appends.
+
+    Raises:
+        RecipeError: the path leads through something that is neither a table nor a list, or past the end of a list.
+    """
+    at: Any = data
+    for i, part in enumerate(path):
+        here = ".".join(path[:i])
+        place: Any = part
+        if isinstance(at, list):
+            place = _position(at, part, here, path)
+        elif not isinstance(at, dict):
+            raise RecipeError(f"cannot set {'.'.join(path)}: {here} is {at!r}, not a table")
+        if i == len(path) - 1:
+            at[place] = value
+        elif isinstance(at, list):
+            at = at[place]
+        else:
+            at = at.setdefault(place, [] if path[i + 1].isdecimal() else {})
+
+
+def _position(at: list[Any], part: str, here: str, path: Sequence[str]) -> int:
+    if not part.isdecimal() or int(part) > len(at):
+        rest = ".".join(path[len(here.split(".")) :])
+        raise RecipeError(
+            f"cannot set {'.'.join(path)}: {here} is a list of {len(at)}; "
+            f"say which one by its position, as in {here}.0.{rest}"
+        )
+    if int(part) == len(at):
+        at.append({})
+    return int(part)
+
+
+def _path(loc: Sequence[int | str]) -> tuple[str, ...]:
+    return tuple(map(str, loc))
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {k: _copy(v) for k, v in value.items()}
+    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Leaves out empty ``args``, ``limits`` and the like: they are the default, and read as noise."""
+    out: dict[str, Any] = {}
+    for key, value in table.items():
+        if key == "args":
+            kept: Any = value
+        elif isinstance(value, Mapping):
+            kept = _without_empty(value)
+        elif isinstance(value, tuple) and value and isinstance(value[0], Mapping):
+            kept = [_without_empty(row) for row in value]
+        else:
+            kept = value
+        if kept is not None and kept != {}:
+            out[key] = kept
+    return out

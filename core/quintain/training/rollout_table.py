@@ -1,0 +1,118 @@
+"""Rollouts as a table: one row each, for `datasets`, notebooks and scoring again.
+
+Columns for people and quick looks stand beside ``rollout``, the whole record as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..types.rollout import Rollout, Score
+from ..types.transcript import Branch
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+def schema() -> pyarrow.Schema:
+    """The columns.
+
+    ``task``, ``messages``, ``verdict_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are JSON text. ``token_*``
+    describe the last branch of the policy's own seat, token by token: id, sampling log-prob (0 where not sampled),
+    weight version (-1 where not sampled) and source (`quintain.types.transcript.Source`); the rest is in ``rollout``.
+    """
+    import pyarrow as pa
+
+    text, integer, number = pa.string(), pa.int64(), pa.float64()
+    columns = {
+        "step": integer,
+        "environment": text,
+        "group": integer,
+        "member": integer,
+        "seed": integer,
+        "task_id": text,
+        "level": number,
+        "task": text,
+        "messages": text,
+        "reply": text,
+        "verdict": number,
+        "verdict_parts": text,
+        "shaping": number,
+        "shaping_parts": text,
+        "ending": text,
+        "reason": text,
+        "attempts": integer,
+        "metrics": text,
+        "seconds": number,
+        "tokens": integer,
+        "token_ids": pa.list_(pa.int32()),
+        "token_logps": pa.list_(number),
+        "token_versions": pa.list_(pa.int32()),
+        "token_sources": pa.list_(pa.int8()),
+        "rollout": text,
+    }
+    return pa.schema(list(columns.items()))
+
+
+def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]]) -> bytes:
+    """The *rollouts* of a step as a Parquet file."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    rows = [row(step, rollout) for rollout in rollouts]
+    table = pa.Table.from_pylist(rows, schema=schema())
+    sink = pa.BufferOutputStream()
+    pyarrow.parquet.write_table(table, sink, compression="zstd")
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
+
+
+def row(step: int, rollout: Rollout[Any, Any]) -> dict[str, Any]:
+    """One rollout as plain values, by column (see `schema`)."""
+    record = rollout.to_json()
+    tokens = _last_branch(rollout)
+    return {
+        "step": step,
+        "environment": rollout.environment,
+        "group": rollout.group,
+        "member": rollout.member,
+        "seed": rollout.seed,
+        "task_id": rollout.task.id,
+        "level": rollout.task.level,
+        "task": json.dumps(record["task"]),
+        "messages": json.dumps(record["messages"]),
+        "reply": _readable(rollout.reply),
+        **_score("verdict", rollout.verdict),
+        **_score("shaping", rollout.shaping),
+        "ending": rollout.ending.kind.value,
+        "reason": _readable(rollout.ending.reason),
+        "attempts": rollout.ending.attempts,
+        "metrics": json.dumps(dict(rollout.metrics)),
+        "seconds": rollout.seconds,
+        "tokens": rollout.tokens,
+        "token_ids": tokens.ids,
+        "token_logps": tokens.logps,
+        "token_versions": tokens.versions,
+        "token_sources": tokens.sources,
+        "rollout": json.dumps(record),
+    }
+
+
+def _score(name: str, score: Score | None) -> Mapping[str, Any]:
+    if score is None:
+        return {name: None, f"{name}_parts": "{}"}
+    return {name: score.total, f"{name}_parts": json.dumps(dict(score.parts))}
+
+
+def _last_branch(rollout: Rollout[Any, Any]) -> Branch:
+    transcript = rollout.transcripts.get("")
+    if transcript is None or not transcript.branches:
+        return Branch()
+    return transcript.path(len(transcript.branches) - 1)
+
+
+def _readable(text: str) -> str:
+    """Text that Parquet takes: half of a surrogate pair, which JSON can escape, becomes a question mark."""
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,160 @@
+"""What a run shows while it works: live progress on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from .alerts import Change
+
+
+class Screen(AbstractContextManager["Screen"]):
+    """Plain lines, one per event: for logs and pipes. `for_terminal` gives the live one.
+
+    Args:
+        out: where to write.
+        quiet: write nothing but warnings.
+    """
+
+    def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
+        self._out = out or sys.stderr
+        self._quiet = quiet
+        self._steps = 0
+        self._began = time.monotonic()
+        self._done_before = 0
+
+    def __exit__(self, *exc: object) -> None:
+        return None
+
+    def note(self, text: str) -> None:
+        """One line for people."""
+        if not self._quiet:
+            self._print(text)
+
+    def warn(self, text: str) -> None:
+        """One line that must be seen."""
+        self._print(f"warning: {text}")
+
+    def start(self, steps: int, done: int = 0) -> None:
+        """Training begins at step *done* of *steps*."""
+        self._steps, self._done_before, self._began = steps, done, time.monotonic()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """What is going on now, of *total* pieces."""
+
+    def advance(self, piece: object = None) -> None:
+        """One piece of the phase is done."""
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """A step is done."""
+        self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
+
+    def alarms(self, change: Change, metrics: Mapping[str, Any]) -> None:
+        """Say which alarms began (also where only warnings are shown) and which ended, each once."""
+        for alarm in change.begun:
+            self._print(f"alarm: {alarm.sentence(metrics)}")
+        for alarm in change.ended:
+            self.note(f"alarm over: {alarm.name}")
+
+    def _left(self, step: int) -> float:
+        done = step - self._done_before
+        return (time.monotonic() - self._began) / max(done, 1) * (self._steps - step)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+
+class LiveScreen(Screen):
+    """A progress bar of the steps, one of the phase, and the last steps above them."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        super().__init__(out)
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+        self._console = Console(file=self._out)
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[left]}"),
+            console=self._console,
+            transient=True,
+        )
+        self._training: Any = None
+        self._phase: Any = None
+
+    def __enter__(self) -> LiveScreen:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._progress.stop()
+
+    def start(self, steps: int, done: int = 0) -> None:
+        super().start(steps, done)
+        self._training = self._progress.add_task("training", total=steps, completed=done, left="")
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        if self._phase is not None:
+            self._progress.remove_task(self._phase)
+        self._phase = self._progress.add_task(name, total=total, left="")
+
+    def advance(self, piece: object = None) -> None:
+        if self._phase is not None:
+            self._progress.advance(self._phase)
+
+    def step(self, step: int, metrics: Mapping[str, Any]) -> None:
+        super().step(step, metrics)
+        if self._training is not None:
+            self._progress.update(self._training, completed=step, left=f"left {clock(self._left(step))}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, highlight=False, markup=False)
+
+
+def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
+    """The live screen on a terminal, plain lines elsewhere."""
+    out = out or sys.stderr
+    return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet)
+
+
+SHOWN = (
+    ("reward.mean", "reward {:.3f}"),
+    ("held_out.accuracy", "held-out {:.1%}"),
+    ("length.mean", "length {:.1f}"),
+    ("entropy", "entropy {:.3f}"),
+    ("tokens_per_second", "{:,.0f} tokens/s"),
+)
+
+
+def line(metrics: Mapping[str, Any]) -> str:
+    """The metrics that people look at, on one line."""
+    return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
+
+
+def program() -> str:
+    """What to type for ``quintain`` here: the name where the path has it, else the way to the running installation."""
+    if shutil.which("quintain"):
+        return "quintain"
+    python = Path(sys.executable)
+    beside = python.with_name("quintain")
+    words = [beside] if beside.is_file() else [python, "-m", "quintain"]
+    here = Path.cwd()
+    return shlex.join(str(w.relative_to(here) if isinstance(w, Path) and w.is_relative_to(here) else w) for w in words)
+
+
+def clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(int(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

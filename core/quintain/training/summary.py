@@ -1,0 +1,71 @@
+"""The table that ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .alerts import spells
+from .screen import clock, program
+
+if TYPE_CHECKING:
+    from .run_folder import RunFolder
+
+
+def show(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> None:
+    """Before and after, what it cost, where everything is, what to do next."""
+    print()
+    for name, text in rows(summary, folder, plot):
+        print(f"{name:<26}{text}")
+
+
+def rows(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> list[tuple[str, str]]:
+    """What the table says, line by line."""
+    seconds = dict(summary["seconds"])
+    total = seconds.pop("total")
+    phases = ", ".join(f"{k} {v:.1f} s" for k, v in sorted(seconds.items(), key=lambda x: -x[1]) if v >= 0.05)
+    environment = summary["environments"][0]
+    return [
+        ("held-out accuracy before", accuracy(summary["held_out"]["before"])),
+        ("held-out accuracy after", accuracy(summary["held_out"]["after"])),
+        ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
+        ("time", f"{clock(total)} ({phases})"),
+        *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
+        *([("alarms", text)] if (text := alarms(folder.metrics())) else []),
+        ("run folder", str(folder.path)),
+        *([("curves", str(plot))] if plot else []),
+        ("model", str(model_of(folder))),
+        ("next", f"{program()} chat {folder.path}"),
+        ("", f"{program()} eval {environment} --model {folder.path} --samples 8"),
+    ]
+
+
+def accuracy(measured: Mapping[str, Any]) -> str:
+    """A percentage with its interval."""
+    if measured.get("accuracy") is None:
+        return "not measured"
+    text = f"{measured['accuracy']:.1%}"
+    low, high = measured.get("low"), measured.get("high")
+    return (
+        text
+        if low is None or high is None
+        else f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks)"
+    )
+
+
+def alarms(records: Sequence[Mapping[str, Any]]) -> str:
+    """When which alarm was on; empty where none was."""
+    rung: dict[str, list[str]] = {}
+    for name, first, last in spells(records):
+        still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
+        rung.setdefault(name, []).append(f"{first}{still}")
+    return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in rung.items())
+
+
+def model_of(folder: RunFolder) -> Path | str:
+    """Where the last checkpoint's model is."""
+    from .checkpoint import latest
+
+    found = latest(folder)
+    return found.model if found else "none"

@@ -1,0 +1,249 @@
+"""The tasks of one environment, in the order in which a run tries them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
+from random import Random
+from typing import Any, Literal
+
+from ..errors import RunError, UsageError
+from ..types.sampling import derived_seed
+from ..types.task import Task
+
+Order = Literal["shuffled", "level", "failures"]
+Read = Callable[[], Iterator[Task]]
+
+WINDOW = 4096
+"""Tasks drawn among at a time. A split of no more is shuffled whole, a longer or endless one as it streams past."""
+POOL = 16_384
+"""Tasks that an order by level or by failures looks at together, at most."""
+_TOLERANCE = 1e-9
+
+
+class Pool:
+    """Endless tasks of one split: shuffled, anew for every pass; then, window by window, in another order if asked.
+
+    A window is the next *size* tasks of a pass (at its end fewer). ``level`` goes through each window once, from easy
+    to hard, tasks of equal level as shuffled. ``failures`` draws as often as the window has tasks, each time in
+    proportion to 1 - success rate so far (1 for tasks without one); what was drawn and is not yet recorded is left out
+    as long as there is another. ``shuffled`` takes tasks as they come.
+
+    Args:
+        read: starts a pass over the split.
+        seed: of this pool alone.
+        size: of a window; 1 for ``shuffled``.
+        retire: success rate over the run from which on a task is not drawn again. Where all tasks in reach got there
+            they come back, and their rates are counted anew.
+        name: what errors call the environment.
+
+    Attributes:
+        read: as given; another one counts from the next `restart`.
+        retired: ids that are not drawn.
+        notices: what people should hear of; whoever shows them empties the list.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        *,
+        seed: int,
+        order: Order = "shuffled",
+        size: int = 1,
+        retire: float | None = None,
+        name: str = "",
+    ) -> None:
+        self.read, self._seed, self._order, self._name = read, seed, order, name
+        self.size, self._retire = size, retire
+        self.notices: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        """Go back to the first task, with nothing recorded."""
+        self._history: dict[str, tuple[int, int]] = {}
+        self.retired: set[str] = set()
+        self._stream = shuffled(self.read, self._seed)
+        self._ahead: tuple[int, Task] | None = None
+        self._digest = hashlib.sha256()
+        self._window: list[Task] = []
+        self._start = 0  # tasks of the stream before the window
+        self._taken = 0  # draws from the window
+        self._pass = 0  # of the window
+        self._fruitful = 0  # the pass that gave the last task
+        self._skipped = 0  # retired tasks passed over since then
+        self._flying: set[str] = set()
+
+    def draw(self) -> Task:
+        """The next task to try.
+
+        Raises:
+            NoTasksError: the split has none.
+            UsageError: tasks are to come by level and one has none.
+        """
+        while True:
+            if self._taken >= len(self._window):
+                self._load()
+            task = self._by_failures() if self._order == "failures" else self._window[self._taken]
+            self._taken = self._taken + 1 if task is not None else len(self._window)
+            if task is not None and task.id not in self.retired:
+                self._fruitful, self._skipped = self._pass, 0
+                self._flying.add(task.id)
+                return task
+            self._skipped += 1 if task is not None else len(self._window)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether what is drawn depends on what is recorded."""
+        return self._retire is not None or self._order == "failures"
+
+    def record(self, task: str, right: int, tried: int) -> None:
+        """Of *tried* more attempts at the task with that id *right* succeeded."""
+        self._flying.discard(task)
+        if not (self.adaptive and tried):
+            return
+        before = self._history.get(task, (0, 0))
+        now = self._history[task] = (before[0] + right, before[1] + tried)
+        if self._retire is not None and _rate(now) >= self._retire - _TOLERANCE:
+            self.retired.add(task)
+        else:
+            self.retired.discard(task)
+
+    def fingerprint(self) -> str:
+        """Of all tasks read so far."""
+        return self._digest.hexdigest()
+
+    def state(self) -> dict[str, Any]:
+        """Plain data; where the pool stands."""
+        return {
+            "start": self._start,
+            "taken": self._taken,
+            "held": len(self._window),
+            "fruitful": self._fruitful,
+            "skipped": self._skipped,
+            "history": {task: list(counts) for task, counts in self._history.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up what `state` gave."""
+        self.restart()
+        for _ in range(state["start"]):
+            self._next()
+        if state["held"]:
+            self._fill()
+        self._start, self._taken = state["start"], state["taken"]
+        self._fruitful, self._skipped = state["fruitful"], state["skipped"]
+        for task, (right, tried) in state["history"].items():
+            self.record(task, right, tried)
+
+    def _load(self) -> None:
+        """The next window; where a whole pass, or very many tasks in a row, were retired, all come back."""
+        self._start += len(self._window)
+        self._fill()
+        if self.retired and (self._pass > self._fruitful + 1 or self._skipped >= POOL):
+            self.notices.append(
+                f"all tasks of {self._name!r} in reach are retired: they come back, and their success rates are "
+                "counted anew"
+            )
+            self.retired.clear()
+            self._history.clear()
+            self._fruitful, self._skipped = self._pass, 0
+
+    def _fill(self) -> None:
+        self._pass, first = self._next()
+        self._window, self._taken = [first], 0
+        while len(self._window) < self.size:
+            number, task = self._next()
+            if number != self._pass:
+                self._ahead = number, task
+                break
+            self._window.append(task)
+        if self._order == "level":
+            self._window.sort(key=lambda task: level_of(task, self._name))
+
+    def _next(self) -> tuple[int, Task]:
+        if self._ahead is not None:
+            found, self._ahead = self._ahead, None
+            return found
+        number, task = next(self._stream)
+        self._digest.update(f"{task.id}\x1e".encode())
+        return number, task
+
+    def _by_failures(self) -> Task | None:
+        """One of the window; ``None`` where all of it is retired."""
+        left = [t for t in self._window if t.id not in self.retired]
+        left = [t for t in left if t.id not in self._flying] or left
+        if not left:
+            return None
+        weights = [1.0 - _rate(self._history.get(t.id, (0, 1))) for t in left]
+        if not any(weights):
+            weights = [1.0] * len(left)
+        rng = Random(derived_seed(self._seed, "draw", self._start + self._taken))
+        return rng.choices(left, weights)[0]
+
+
+def level_of(task: Task, name: str) -> float:
+    """The level of *task*.
+
+    Raises:
+        UsageError: it has none.
+    """
+    if task.level is None:
+        raise UsageError(
+            f"plan.order is 'level', but task {task.id!r} of environment {name!r} has no level; give its tasks a "
+            "`level`, or take order = 'shuffled' or 'failures'"
+        )
+    return task.level
+
+
+def _rate(counts: tuple[int, int]) -> float:
+    return counts[0] / counts[1]
+
+
+def shuffled(read: Read, seed: int) -> Iterator[tuple[int, Task]]:
+    """Passes over a split without end, each in another order: a random one of the next `WINDOW` tasks at a time.
+
+    Yields the number of the pass, from 0, and a task.
+    """
+    number = 0
+    while True:
+        rng = Random(derived_seed(seed, number))
+        source = read()
+        window = list(islice(source, WINDOW))
+        for task in source:
+            at = rng.randrange(len(window))
+            yield number, window[at]
+            window[at] = task
+        rng.shuffle(window)
+        for task in window:
+            yield number, task
+        number += 1
+
+
+def first_pass(read: Read, seed: int, count: int) -> list[Task]:
+    """The first *count* different tasks of the first pass, in its order; all of them where there are fewer.
+
+    Of an endless split that repeats itself no more than `POOL` are looked at.
+    """
+    found: dict[str, Task] = {}
+    for looked, (number, task) in enumerate(shuffled(read, seed)):
+        if number or len(found) >= count or looked >= max(POOL, count):
+            break
+        found.setdefault(task.id, task)
+    return list(found.values())
+
+
+def chosen_of(tasks: list[Task], ids: list[str], name: str) -> list[Task]:
+    """Those of *tasks* that *ids* name.
+
+    Raises:
+        RunError: one is not among them.
+    """
+    known = {task.id: task for task in tasks}
+    missing = [i for i in ids if i not in known]
+    if missing:
+        raise RunError(
+            f"{len(missing)} of the {len(ids)} tasks of {name!r} that were kept after probing are not there any more, "
+            f"{missing[0]!r} for one; restore the data the run began with, or start a new run from its model"
+        )
+    return [known[i] for i in ids]

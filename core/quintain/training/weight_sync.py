@@ -1,0 +1,98 @@
+"""From the learner to the sampler: at once, or some versions late."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import PluginError
+from ..interfaces.engine import TokenEngine, Weights
+
+
+class Mirror(Protocol):
+    """A module apart from the learner's, for an engine that decodes a live module (see `engines.snapshot.Snapshot`)."""
+
+    def refresh(self, weights: Weights | None) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Published:
+    """A copy of published weights, in the memory of the host."""
+
+    version: int
+    held: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, weights: Weights) -> Published:
+        """Copy *weights*; tied tensors stay one."""
+        copies: dict[tuple[int, Any, Any], Any] = {}
+        held: dict[str, Any] = {}
+        for name, tensor in weights.tensors().items():
+            key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+            if key not in copies:
+                copies[key] = tensor.detach().to("cpu", copy=True)
+            held[name] = copies[key]
+        return cls(version=weights.version, held=held)
+
+    def tensors(self) -> Mapping[str, Any]:
+        return self.held
+
+
+class Publisher:
+    """Brings the learner's weights to the engine, *lag* published versions late; the first ones at once.
+
+    A synchronous run's model of asynchrony: the sampler is behind as it would be beside a learner that does not wait
+    for it, but always by the same number of versions, and the run repeats bit for bit.
+
+    Args:
+        mirror: what the engine decodes, where that is a live module; with a lag it must not be the learner's.
+    """
+
+    def __init__(self, engine: TokenEngine, *, lag: int = 0, mirror: Mirror | None = None) -> None:
+        self._engine, self._lag, self._mirror = engine, lag, mirror
+        self._held: list[Published] = []  # the last lag + 1, the oldest first
+
+    async def publish(self, weights: Weights) -> None:
+        """A new version is there, or the same one once more."""
+        if not self._lag:
+            await self._update(weights)
+            return
+        if not self._held or self._held[-1].version != weights.version:
+            self._held.append(Published.of(weights))
+        del self._held[: -1 - self._lag]
+        await self._take_up(self._held[0])
+
+    @asynccontextmanager
+    async def newest(self, weights: Weights) -> AsyncIterator[None]:
+        """Inside, the engine samples with *weights*, the newest ones; afterwards as before."""
+        if self._engine.version == weights.version:
+            yield
+            return
+        await self._take_up(weights)
+        try:
+            yield
+        finally:
+            await self._take_up(self._held[0])
+
+    async def _take_up(self, weights: Weights) -> None:
+        if self._mirror is not None:
+            self._mirror.refresh(weights)
+        await self._update(weights)
+
+    async def _update(self, weights: Weights) -> None:
+        found = await self._engine.update(weights)
+        if found != weights.version:
+            raise PluginError(
+                f"engine {self._engine.name!r} says that it took up version {found} of the weights; expected "
+                f"{weights.version}: its `update` must return `weights.version`"
+            )
+
+    def state(self) -> list[dict[str, Any]]:
+        """Plain data and tensors for a checkpoint: the versions before the newest, which is the learner's own."""
+        return [{"version": w.version, "tensors": dict(w.held)} for w in self._held[:-1]]
+
+    def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Take up what `state` gave; then `publish` the learner's own version."""
+        self._held = [Published(version=held["version"], held=held["tensors"]) for held in state]

@@ -1,0 +1,1 @@
+"""Records that every layer shares: tasks, sampling settings, transcripts, rollouts. Standard library only."""

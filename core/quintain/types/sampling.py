@@ -1,0 +1,92 @@
+"""How to sample: settings of a turn, the thinking budget, and seeds that depend on names alone."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import UsageError
+
+
+def derived_seed(*parts: object) -> int:
+    """63 bits that depend on *parts* alone, in every process."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interrupt:
+    """Forced interruption: a turn that still thinks after a number of tokens hears *text* and goes on from there.
+
+    The number is drawn per turn between *low* and *high* (ScaleRL, 2510.13786, interrupts at 10,000 to 12,000); equal
+    bounds are a thinking budget (Qwen3, 2505.09388, section 4.3). The inserted tokens are context: they never train.
+
+    Attributes:
+        low, high: new tokens of the turn before it is interrupted, both included.
+        text: what is put into the policy's mouth.
+        until: a turn that has said this is left alone; empty interrupts every turn of that length.
+    """
+
+    low: int
+    high: int
+    text: str = "\n\nOkay, time is up. Let me stop thinking and give the answer now.\n</think>\n\n"
+    until: str = "</think>"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.low <= self.high:
+            raise UsageError(f"interrupt: low {self.low}, high {self.high}; expected 1 <= low <= high")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How to sample one turn. Temperature 0 is greedy.
+
+    Attributes:
+        temperature: divides the logits; part of the policy, so also of the recorded log-probs.
+        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another
+        policy).
+        prune: leaves out tokens of less than this share of the likeliest one's probability, like *min_p*, but as a part
+        of the policy: log-probs are those of the distribution that is left, and the learner leaves out the same
+        (dynamic vocabulary pruning; a row sets it).
+        max_tokens: new tokens at most; ``None`` is what the context leaves.
+        stop: strings that end the turn; the tokens up to and including the one that completes the string are kept.
+        stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
+        seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else
+        runs.
+        interrupt: forced interruption of the policy's turns, which the chat layer sees to; engines know nothing of it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    prune: float = 0.0
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    seed: int | None = None
+    interrupt: Interrupt | None = None
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("temperature", 0, 100),
+            ("top_p", 0, 1),
+            ("top_k", 0, 2**31),
+            ("min_p", 0, 1),
+            ("prune", 0, 1),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"sampling.{name} is {value}; expected {low} to {high}")
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"sampling.max_tokens is {self.max_tokens}; expected at least 1")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether the sampled distribution is not the model's own at this temperature."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    def but(self, **changes: Any) -> Sampling:
+        """A copy with *changes*."""
+        return replace(self, **changes)
