@@ -142,7 +142,7 @@ def compute(
     reference = model(folder, states["ref"], dtype) if row.uses_reference else None
     learner = Learner(module, row, reference=reference, **OPTIONS)
     prepared = learner.prepare(batch_of(case, logps))
-    advantages = asyncio.run(learner.assess(prepared))
+    advantages = asyncio.run(learner.compute_advantages(prepared))
     told = learner.step(prepared, advantages=advantages)
     return Found(
         loss=jump.losses[-1] if case.moved else told["loss"],

@@ -19,8 +19,8 @@ from quintain.engines.embedded.decoding import LayerForward
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.embedded.sampler import Sampler, invert, truncate
 from quintain.engines.embedded.slots import common_prefix
-from quintain.engines.embedded.snapshot import merged_tensors
 from quintain.errors import InfrastructureError
+from quintain.models.lora import merged_tensors
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
 

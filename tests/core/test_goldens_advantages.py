@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from quintain.errors import UsageError
+from quintain.interfaces.learner import overlong
 from quintain.interfaces.pieces import find
 from quintain.learning import Batch, Sample
-from quintain.learning.batch import overlong
 from quintain.learning.pieces.advantages import Step, is_constant, returns
 
 from . import batches

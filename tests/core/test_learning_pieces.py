@@ -17,9 +17,9 @@ from torch import Tensor
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces import pieces as algorithm
 from quintain.interfaces.algorithm import KL, Candidate
+from quintain.interfaces.learner import Batch, Sample
 from quintain.interfaces.pieces import Piece, find, objective, per_group, pieces
 from quintain.learning import PRESETS, Learner, Terms
-from quintain.learning.batch import Batch, Sample
 from quintain.learning.loss import weighted_sum
 from quintain.learning.pieces.advantages import Step, batch_mean, ema, group_mean, group_norm, leave_one_out, raw
 from quintain.learning.pieces.aggregation import constant, prompt, sequence, token

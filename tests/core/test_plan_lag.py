@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.engines.embedded.snapshot import Snapshot
 from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.setup import ready
 from quintain.learning.weights import ModuleWeights
 from quintain.models.load import LoadedModel
+from quintain.models.snapshot import Snapshot
 from quintain.models.tokenizer import HFCodec
 from quintain.training.build import engine_for, mirror_for
 from quintain.training.recipe.tables import Recipe

@@ -11,9 +11,11 @@ from typing import Any, ClassVar, assert_type
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.engine import Engine, Reply, SharesModule, TokenEngine
 from quintain.interfaces.environment import Demonstration, Environment, control
+from quintain.interfaces.learner import PolicyLearner
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
 from quintain.interfaces.tools import Tool, ToolSpec
+from quintain.learning import Learner
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout, run_episode
 from quintain.types.rollout import Rollout, Score, Turn
 from quintain.types.sampling import Sampling
@@ -167,6 +169,11 @@ class Lent(Half):
 Half()  # type: ignore[abstract]
 lending: SharesModule = Lent
 lending = Half  # type: ignore[assignment]
+
+
+def trains(learner: Learner) -> PolicyLearner:
+    return learner
+
 
 secret = Secret(prompt="?", answer="7")
 assert_type(rollout(secret, "text").task, Secret)

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
@@ -141,8 +141,12 @@ class Greedy(TokenEngine):
         return await self._engine.update(weights)
 
 
+@runtime_checkable
 class SharesModule(Protocol):
-    """What the class of a `TokenEngine` may offer besides: an engine over the module that the learner trains."""
+    """The class of a `TokenEngine` that can decode the module that the learner trains.
+
+    The weights of any other engine arrive through `TokenEngine.update` alone.
+    """
 
     @classmethod
     def sharing(cls, module: Any, codec: Codec, *, dtype: str | None = None) -> TokenEngine:
@@ -158,5 +162,18 @@ class SharesModule(Protocol):
         """
         ...
 
-    # Optional besides: slots_for(module, *, samples, tokens) -> int, how much of a batch is best decoded at once;
-    # a run passes it to `sharing` as ``slots`` where the recipe does not say.
+
+@runtime_checkable
+class SuggestsSlots(Protocol):
+    """The class of a `SharesModule` engine that knows how many sequences of a batch it best decodes at once."""
+
+    @classmethod
+    def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
+        """Sequences to decode at once, for a recipe that does not say: a run passes it to `sharing` as ``slots``.
+
+        Args:
+            module: the learner's live module.
+            samples: sequences of one step.
+            tokens: longest sequence that is expected, prompt and reply together.
+        """
+        ...

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Row
+from ..interfaces.learner import Batch, Sample, overlong
 from ..interfaces.pieces import POLICIES
 from ..models.forward import Forward, Layout
 from ..models.head import Statistics
 from ..types.transcript import TrainingSequence
-from .batch import Batch, Sample, overlong
 from .loss import weighted_sum
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
 from .microbatch import Columns, MicroBatch, micro_batches
@@ -157,7 +157,7 @@ class Learner:
         step = Step(batch=batch, rewards=rewards, penalty=penalty, sample=columns.sample, statistics=policies)
         return Prepared(step=step, columns=columns, policies=policies, seconds=time.perf_counter() - began)
 
-    async def assess(self, prepared: Prepared) -> Sequence[float] | Tensor:
+    async def compute_advantages(self, prepared: Prepared) -> Sequence[float] | Tensor:
         """The advantages of a batch, also where the piece has to be awaited; for `step`."""
         values = self._assessed(prepared.step)
         return self._kept(await values if inspect.isawaitable(values) else values, prepared.told)
@@ -166,7 +166,7 @@ class Learner:
         """Learn from a batch: all epochs and minibatches of the row; publishes one new version.
 
         Args:
-            advantages: values from `assess`, per sample or per token [N]; computed here where ``None``.
+            advantages: values from `compute_advantages`, per sample or per token [N]; computed here where ``None``.
 
         Returns:
             metrics, see ``docs/health.md``.
@@ -181,7 +181,9 @@ class Learner:
         batch = prepared.step.batch
         if advantages is None:
             if row.advantage.asynchronous:
-                raise UsageError(f"{row.advantage!r} has to be awaited: pass what `assess` gives as `advantages`")
+                raise UsageError(
+                    f"{row.advantage!r} has to be awaited: pass what `compute_advantages` gives as `advantages`"
+                )
             advantages = self._kept(self._assessed(prepared.step), prepared.told)
         advantage_N = self._spread(prepared.columns, advantages)
         if row.reset_optimizer:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .batch import Batch
+from ..interfaces.learner import Batch
 from .pieces.objectives import kl_estimate
 from .terms import Terms
 

@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..engines.embedded.snapshot import Snapshot
 from ..errors import NoTasksError, PluginError, UsageError
 from ..evaluation.evaluate import tasks_of
 from ..interfaces.algorithm import Candidate, Row
-from ..interfaces.engine import TokenEngine
+from ..interfaces.engine import SharesModule, SuggestsSlots, TokenEngine
 from ..interfaces.environment import Environment
 from ..learning.learner import Learner
 from ..models.load import LoadedModel, as_device, load_model
+from ..models.snapshot import Snapshot
 from ..registry.binding import bind, check_args
 from ..registry.hooks import Hooks
 from ..registry.lookup import current
@@ -241,7 +241,7 @@ def seed_everything(seed: int) -> None:
 
 def shares(kind: Any) -> bool:
     """Whether engines of *kind* can decode the learner's own module; others get its weights through `update` alone."""
-    return hasattr(kind, "sharing")
+    return isinstance(kind, SharesModule)
 
 
 def learner_options(recipe: Recipe) -> dict[str, Any]:
@@ -302,7 +302,7 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     if not shares(kind):
         return bind(kind, recipe.engine.args, {}, who="[engine]")
     args = {"dtype": recipe.model.dtype, **recipe.engine.args}
-    if "slots" not in args and hasattr(kind, "slots_for"):
+    if "slots" not in args and isinstance(kind, SuggestsSlots):
         samples, tokens = recipe.batch.groups * recipe.batch.members, 2 * recipe.sampling.max_tokens + PROMPT
         args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens)
     return bind(kind.sharing, args, who="[engine]")(model.module, model.codec)

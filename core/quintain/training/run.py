@@ -14,7 +14,7 @@ from ..evaluation.evaluate import Evaluation, evaluate
 from ..interfaces.algorithm import Candidate, Row
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
-from ..learning.batch import Batch, Sample, overlong
+from ..interfaces.learner import Batch, Sample, overlong
 from ..registry.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from ..rollouts.replay import Replays
 from ..rollouts.runner import Job, Setting
@@ -258,7 +258,7 @@ class Run:
         if not batch.tokens:
             return {}
         prepared = self.learner.prepare(batch)
-        return self.learner.step(prepared, advantages=await self.learner.assess(prepared))
+        return self.learner.step(prepared, advantages=await self.learner.compute_advantages(prepared))
 
     async def publish(self) -> None:
         """Bring the learner's weights to the engine, as late as the row's plan says."""

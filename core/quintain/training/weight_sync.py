@@ -12,7 +12,7 @@ from ..interfaces.engine import TokenEngine, Weights
 
 
 class Mirror(Protocol):
-    """A module apart from the learner's, for an engine that decodes a live module (see `engines.snapshot.Snapshot`)."""
+    """A module apart from the learner's, for an engine that decodes a live module (see `models.snapshot.Snapshot`)."""
 
     def refresh(self, weights: Weights | None) -> None: ...
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from quintain import Rollout, Score, Task
 from quintain.interfaces.algorithm import Row
 from quintain.interfaces.engine import Engine
+from quintain.interfaces.learner import overlong
 from quintain.learning import Batch, Sample, Terms
-from quintain.learning.batch import overlong
 from quintain.learning.loss import weighted_sum
 from quintain.learning.pieces.advantages import Step
 from quintain.learning.pieces.objectives import kl_estimate

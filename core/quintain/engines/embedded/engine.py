@@ -23,6 +23,7 @@ from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import Codec
 from ...models.load import context_of, load_model
+from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
 from ...types.transcript import Finish, Sampled
 from .decoding import BatchForward, Forward
@@ -30,7 +31,6 @@ from .probe import choose_forward
 from .sampler import Sampler, Stream
 from .scoring import ScoreRequest, score_all
 from .slots import Request, Slots
-from .snapshot import Snapshot
 from .stopping import StopStrings
 
 BURST_SECONDS = 0.04

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quintain.errors import RunError, UsageError
 from quintain.interfaces.service import Service, need
-from quintain.learning.batch import Batch
+from quintain.learning import Batch
 from quintain.learning.learner import Learner
 from quintain.learning.microbatch import Columns, MicroBatch, micro_batches
 from quintain.models.forward import Forward

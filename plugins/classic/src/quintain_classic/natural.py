@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from quintain.errors import RunError, UsageError
 from quintain.interfaces.algorithm import Row as Method
 from quintain.interfaces.pieces import update
-from quintain.learning.batch import Batch
+from quintain.learning import Batch
 from quintain.learning.optimizer_step import Problem
 from quintain.models.forward import Forward, Row
 

@@ -16,7 +16,7 @@ from quintain.interfaces.algorithm import Row
 from quintain.interfaces.engine import Engine, TokenEngine, Weights
 from quintain.interfaces.pieces import advantage
 from quintain.interfaces.service import need
-from quintain.learning.batch import Sample
+from quintain.learning import Sample
 from quintain.learning.pieces.advantages import Step
 from quintain.rollouts.chat.thinking_budget import cut_where_stopped
 from quintain.rollouts.replay import Replay

@@ -13,7 +13,7 @@ from quintain.interfaces.algorithm import Row
 from quintain.interfaces.pieces import advantage, aggregation
 
 if TYPE_CHECKING:
-    from quintain.learning.batch import Batch, Sample
+    from quintain.learning import Batch, Sample
     from quintain.learning.pieces.advantages import Step
 
 SUCCESS = 1.0

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import InfrastructureError
-from ...interfaces.engine import Weights
-from ...models.layers import fuse_storage
-from ...models.load import as_dtype
-from ...models.lora import has_adapters, merged_tensors
+from ..errors import InfrastructureError
+from ..interfaces.engine import Weights
+from .layers import fuse_storage
+from .load import as_dtype
+from .lora import has_adapters, merged_tensors
 
 
 class Snapshot:

@@ -1,15 +1,21 @@
-"""What a step learns from: samples in groups, as plain data."""
+"""The learner: what a run trains the policy with, and the batch of samples that it learns from.
+
+`quintain.learning.learner.Learner` implements `PolicyLearner` with torch in one process. Nothing here needs torch.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from typing import Any, Protocol
 
 from ..errors import UsageError
 from ..types.transcript import TrainingSequence
+from .algorithm import Row
+from .engine import Weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,3 +143,65 @@ def overlong(length: int, longest: int | None, share: float) -> float:
         raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
     buffer = share * longest
     return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
+
+
+class PolicyLearner(Protocol):
+    """What a run needs of a learner: one step is `prepare`, `compute_advantages`, `step`, then `weights` to the engine.
+
+    A run builds it as ``kind(module, row, **settings)`` with the settings of the recipe's ``[learner]``.
+
+    Attributes:
+        module: what is trained; a checkpoint reads its configuration and its parameters.
+        row: the algorithm, with services once `serve` was called.
+        version: of the weights; each `step` publishes one more.
+    """
+
+    module: Any
+    row: Row | None
+    version: int
+
+    def serve(self, services: Mapping[str, Any]) -> None:
+        """Give the algorithm's pieces the services that they need, by slot.
+
+        Raises:
+            BindingError: a slot is empty.
+        """
+        ...
+
+    def prepare(self, batch: Batch) -> Any:
+        """Compute what the algorithm needs before its first update: log-probs under the frozen policies, rewards.
+
+        Returns:
+            what `compute_advantages` and `step` take; only this learner reads it.
+
+        Raises:
+            UsageError: the batch holds no token that trains.
+        """
+        ...
+
+    async def compute_advantages(self, prepared: Any) -> Any:
+        """The advantages of a prepared batch, for `step`; awaits a piece that samples or asks a service."""
+        ...
+
+    def step(self, prepared: Any, *, advantages: Any) -> dict[str, float]:
+        """Update the parameters: all epochs and minibatches of the algorithm. The weights then have a new version.
+
+        Returns:
+            metrics, see ``docs/health.md``.
+
+        Raises:
+            RunError: the gradient is not finite.
+        """
+        ...
+
+    def weights(self) -> Weights:
+        """The weights of now, for `TokenEngine.update`."""
+        ...
+
+    def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
+        """Everything that a bitwise resume needs; without *weights* the module's are left out."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        ...
