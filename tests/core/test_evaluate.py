@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import importlib.util
 import itertools
 import json
 import signal
-import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -380,7 +378,7 @@ def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     source.write_text(
         "from __future__ import annotations\n"
         "from quintain.interfaces.environment import Environment\n"
-        "from quintain.reward import reward\n"
+        "from quintain.interfaces.reward import reward\n"
         "from quintain.types.rollout import Rollout\n"
         "from quintain.types.task import Task\n"
         "class Mine(Environment[Task, None]):\n"
@@ -494,61 +492,11 @@ def test_eval_writes_rollouts(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert parquet.read_table(table)["reply"].to_pylist() == ["400", "402", "404"]
 
 
-@contextlib.contextmanager
-def a_server() -> Iterator[str]:
-    """A local OpenAI-compatible server in another thread that can double."""
-    web = pytest.importorskip("aiohttp.web", reason="the client needs quintain[serve]")
-
-    async def chat(request: Any) -> Any:
-        body = await request.json()
-        n = int(body["messages"][-1]["content"].split()[0])
-        message = {"role": "assistant", "content": str(2 * n if n % 2 else 0)}
-        return web.json_response(
-            {"choices": [{"message": message, "finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
-        )
-
-    async def models(request: Any) -> Any:
-        return web.json_response({"data": [{"id": "doubler"}]})
-
-    loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
-
-    async def serve(stop: asyncio.Event) -> None:
-        app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(stop)))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
-
-
 @pytest.mark.usefixtures("plugins")
-def test_eval_against_a_local_server(capsys: pytest.CaptureFixture[str]) -> None:
-    with a_server() as url:
-        status, out, _ = called(capsys, "doubling", "--engine", url, "--json", "--arg", "size=8")
-    found = json.loads(out)
-    assert status == 0
-    assert (found["pass@1"], found["engine"], found["tokens"]) == (0.5, "openai:doubler", 3)
-
-
-@pytest.mark.usefixtures("plugins")
-def test_eval_against_nobody(capsys: pytest.CaptureFixture[str]) -> None:
-    quick = ["--engine-arg", "retries=0"]
-    status, out, err = called(capsys, "doubling", "--engine", "http://127.0.0.1:1", *quick)
-    assert (status, out) == (1, "") and "http://127.0.0.1:1/v1/models failed" in err
+def test_an_engine_of_a_plugin_that_is_not_installed_brings_its_pip_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for engine in ("openai", "http://127.0.0.1:1"):
+        status, out, err = called(capsys, "doubling", "--engine", engine)
+        assert (status, out) == (2, "") and "pip install quintain-openai" in err
 
 
 @pytest.mark.usefixtures("plugins")

@@ -16,7 +16,14 @@ from quintain.registry.binding import signature_of
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry
 
-DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-env-math", "quintain-math-verify", "quintain-shaping")
+DISTRIBUTIONS = (
+    "quintain",
+    "quintain-classic",
+    "quintain-env-math",
+    "quintain-math-verify",
+    "quintain-openai",
+    "quintain-shaping",
+)
 OURS = [c for c in discover() if c.distribution in DISTRIBUTIONS]
 KINDS = {"environment": Environment, "engine": Engine, "service": Service}
 INSTANCES = {"reward": (Reward,), "algorithm": (Row, Piece)}

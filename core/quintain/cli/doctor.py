@@ -15,7 +15,7 @@ from ..registry.lookup import current
 from .plugin_checks import Finding, examine
 
 COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
-LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "aiohttp", "peft")
+LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
 
 
 @click.command("doctor")

@@ -33,6 +33,9 @@ KINDS = {group: kind for kind, group in GROUPS.items()}
 PIECES = ("advantage", "objective", "correction", "aggregation", "admission", "update")
 """Prefixes of the names of algorithm pieces: ``objective.cispo`` is a piece, ``grpo`` a row."""
 
+PLUGINS = {("engine", "openai"): "quintain-openai"}
+"""Kind and name of components that a plugin of this repository brings, to the distribution to install."""
+
 Origin = Literal["built-in", "installed", "editable", "local"]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError, UnknownNameError, meaning, nearest, place_of, said_by
-from .discovery import GROUPS, Component, discover, normalise
+from .discovery import GROUPS, PLUGINS, Component, discover, normalise
 from .local import check_file, lacking, meant
 from .manifest import Entry, Manifest, read
 
@@ -64,6 +64,9 @@ class Registry:
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
+            if (kind, name) in PLUGINS:
+                plugin = PLUGINS[kind, name]
+                raise UnknownNameError(f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}")
             if (error := meant(kind, name)) is not None:
                 raise error
             known = [c.id if "/" in name else c.name for c in self.components(kind)]

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from ..errors import InfrastructureError
-from ..interfaces.engine import Reply
-from ..interfaces.tools import ToolSpec
-from ..types.sampling import Sampling
-from ..types.task import Message, ToolCall
-from ..types.transcript import Finish
+from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
+from quintain.errors import InfrastructureError
 
-_FINISH: Mapping[str | None, Finish] = {
+_FINISH: Mapping[str | None, Literal["stop", "length"]] = {
     None: "stop",  # some servers leave it out
     "stop": "stop",
     "tool_calls": "stop",

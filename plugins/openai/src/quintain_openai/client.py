@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Mapping, Sequence
 from random import Random
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import urlsplit
 
-from ..errors import InfrastructureError, LimitReached, UsageError
-from ..interfaces.engine import Engine, Reply
-from ..interfaces.tools import ToolSpec
-from ..types.sampling import Sampling
-from ..types.task import Message
-from . import protocol
+import aiohttp
 
-if TYPE_CHECKING:
-    import aiohttp
+from quintain import Engine, Message, Reply, Sampling, ToolSpec
+from quintain.errors import InfrastructureError, LimitReached, UsageError
+
+from . import protocol
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LONGEST_WAIT = 60.0
@@ -31,10 +29,10 @@ class OpenAIEngine(Engine):
     error. A prompt that the server finds too long is `LimitReached`: the policy's doing.
 
     Args:
-        base_url: up to and including ``/v1``. model: as the server calls it; empty takes the only one that it serves.
+        base_url: up to and including ``/v1``.
+        model: as the server calls it; empty takes the only one that it serves.
         api_key: *name* of the environment variable that holds the key; empty means ``OPENAI_API_KEY`` for
-        api.openai.com and no
-            key elsewhere, so that a key never goes to a host it was not meant for.
+            api.openai.com and no key elsewhere, so that a key never goes to a host it was not meant for.
         timeout: seconds for one request.
         retries: after the first try.
         backoff: seconds before the first retry; doubles each time.
@@ -78,7 +76,6 @@ class OpenAIEngine(Engine):
         return self._concurrency
 
     async def __aenter__(self) -> Self:
-        aiohttp = _aiohttp()
         self._http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._timeout),
             connector=aiohttp.TCPConnector(limit=0),  # the number of episodes bounds it
@@ -144,7 +141,7 @@ class OpenAIEngine(Engine):
             wait = self._backoff * 2**attempt * (0.5 + rng.random())
             try:
                 status, text, asked = await self._once(method, path, body)
-            except (OSError, TimeoutError, _aiohttp().ClientError) as e:
+            except (OSError, TimeoutError, aiohttp.ClientError) as e:
                 # aiohttp's connection errors are OSErrors too; all of them may pass.
                 failure: Exception = e
                 said = str(e) or type(e).__name__
@@ -168,8 +165,6 @@ class OpenAIEngine(Engine):
             return response.status, text, _seconds(response.headers.get("Retry-After", ""))
 
     def _parsed(self, text: str) -> Any:
-        import json
-
         try:
             return json.loads(text)
         except ValueError as e:
@@ -208,11 +203,3 @@ def _seconds(retry_after: str) -> float:
         return max(0.0, float(retry_after))
     except ValueError:
         return 0.0
-
-
-def _aiohttp() -> Any:
-    try:
-        import aiohttp
-    except ImportError as e:
-        raise UsageError("talking to a server needs aiohttp: pip install 'quintain[serve]'") from e
-    return aiohttp

@@ -9,18 +9,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.errors import InfrastructureError, LimitReached, UsageError
-from quintain.interfaces.engine import Reply
-from quintain.interfaces.tools import ToolSpec
-from quintain.types.sampling import Sampling
-from quintain.types.task import Message, ToolCall
-from quintain.wire import protocol
-from quintain.wire.client import OpenAIEngine
-
-web = pytest.importorskip("aiohttp.web", reason="the client needs quintain[serve]")
+from quintain_openai import protocol
+from quintain_openai.client import OpenAIEngine
 
 Answer = tuple[int, Any] | Callable[[dict[str, Any]], tuple[int, Any]]
 HELLO = (Message("user", "hello"),)

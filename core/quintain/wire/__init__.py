@@ -1,1 +1,0 @@
-"""The OpenAI chat-completions protocol. Nothing here is imported until an engine speaks it."""
