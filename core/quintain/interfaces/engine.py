@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ..types.rollout import Rollout
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
 from ..types.transcript import Finish, Sampled
@@ -111,6 +112,21 @@ class TokenEngine(Engine):
         from ..rollouts.chat.bridge import reply_through_tokens
 
         return await reply_through_tokens(self, messages, tools, how)
+
+
+class Replay(Protocol):
+    """Runs samples of the step's batch once more, for advantages that compare with what might have been."""
+
+    async def __call__(self, wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
+        """Run samples of the batch again, each with an engine, and score them; in order.
+
+        The episode has the seed of the first time, so its environment draws the same; the engine decides what else
+        differs. A rollout that failed through our fault is not `valid`; it was retried before.
+
+        Raises:
+            UsageError: the episode had several seats, or its reward compares the rollouts of a group.
+        """
+        ...
 
 
 class Greedy(TokenEngine):

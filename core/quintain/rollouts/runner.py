@@ -35,6 +35,9 @@ class Job:
     Attributes:
         index: of the group, counted from the start of the run.
         visit: how often this task came up before, so that a second visit draws other samples.
+        system: the system message, in place of the environment's.
+        engine: samples these episodes instead of the context's engine.
+        seed: of every episode, where it is known already (an episode that is run again).
     """
 
     environment: Environment[Any, Any]
@@ -44,6 +47,8 @@ class Job:
     index: int = 0
     visit: int = 0
     system: str = ""
+    engine: Engine | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +71,13 @@ class Setting:
 async def run_episode(job: Job, member: int, setting: Setting, attempt: int = 1) -> Rollout[Any, Any]:
     """One try of one episode, not scored. Every failure becomes an ending; only cancellation passes through."""
     environment, task = job.environment, job.task
-    seed = setting.seed(task, member, job.visit)
-    engine = setting.engine.for_task(environment, task)
+    seed = setting.seed(task, member, job.visit) if job.seed is None else job.seed
+    engine = (job.engine or setting.engine).for_task(environment, task)
     ledger = Ledger(engine=engine, how=setting.how, limits=environment.limits, seed=seed)
     session = Session(ledger)
-    _open(session, job)
+    system, prompt = job.system or environment.system, task.prompt
+    if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
+        session.system(system)
     start = time.monotonic()
     evidence, ending = await _played(environment, task, session, ledger)
     own = ledger.seats[""]
@@ -88,13 +95,6 @@ async def run_episode(job: Job, member: int, setting: Setting, attempt: int = 1)
         seed=seed,
         seconds=time.monotonic() - start,
     )
-
-
-def _open(session: Session, job: Job) -> None:
-    system = job.system or job.environment.system
-    prompt = job.task.prompt
-    if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
-        session.system(system)
 
 
 async def _played(
@@ -166,27 +166,25 @@ async def run_groups(
     on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
     more: More | None = None,
 ) -> list[Group[Any, Any]]:
-    """Run and score all groups; in the order of *jobs*, whatever finished first.
+    """Run and score all groups; return them in the order of *jobs*, whatever finished first.
 
-    ``setting.concurrency`` players take the episodes in order. A player counts as alive for the engine until no
-    episode is left, and rewards run beside it, so that what is sampled beside what never depends on how long a tool or
-    a reward takes.
+    ``setting.concurrency`` workers take the episodes in order. A worker is registered with the engine until no episode
+    is left, and rewards run beside it, so what is decoded together never depends on how long a tool or a reward takes.
 
     Args:
         on_rollout: called with every rollout as it is scored.
-        more: called with every group as soon as it is complete and scored; the jobs that it returns are played, too,
-            after those that wait. Players then see to the rewards of their episodes themselves before they go on: a
-            reproducible engine samples nothing meanwhile, so that it does not depend on how long a reward takes when a
-            new group begins.
+        more: called with every group as soon as it is complete and scored; the jobs that it returns run after those
+            that wait. Workers then score their episodes themselves before they take the next one: a reproducible
+            engine samples nothing meanwhile, so a new group starts at the same token whatever a reward takes.
 
     Raises:
-        UsageError: what no retry can mend, such as a reward whose service is missing.
+        UsageError: what no retry can repair, such as a reward whose service is missing.
     """
-    return await _Games(jobs, setting, on_rollout, more).run()
+    return await RolloutRunner(jobs, setting, on_rollout, more).run()
 
 
-class _Games:
-    """The episodes of one call of `run_groups`."""
+class RolloutRunner:
+    """Runs the episodes of one call of `run_groups`."""
 
     def __init__(
         self,
@@ -198,64 +196,68 @@ class _Games:
         self._setting, self._on_rollout, self._more = setting, on_rollout, more
         self._context = Context(step=setting.step, services=setting.services)
         self._jobs: list[Job] = []
-        self._done: list[dict[int, Rollout[Any, Any]]] = []
-        self._groups: dict[int, Group[Any, Any]] = {}
-        self._queue: deque[tuple[int, int]] = deque()
-        self._players = 0
+        self._scored: list[dict[int, Rollout[Any, Any]]] = []  # per job, by the index within the group
+        self._groups: dict[int, Group[Any, Any]] = {}  # complete ones, where `more` asked for them
+        self._queue: deque[tuple[int, int]] = deque()  # (job, index within the group) of the episodes that wait
+        self._workers = 0
         self._add(jobs)
 
     async def run(self) -> list[Group[Any, Any]]:
+        """Run every job to its end."""
         try:
             async with asyncio.TaskGroup() as tasks:
-                self._call_players(tasks)
+                self._start_workers(tasks)
         except BaseExceptionGroup as failed:
             raise _first(failed) from failed
         if self._more is not None:
             return [self._groups[j] for j in range(len(self._jobs))]
-        return list(await asyncio.gather(*(self._scored(j) for j in range(len(self._jobs)))))
+        return list(await asyncio.gather(*(self._complete(j) for j in range(len(self._jobs)))))
 
     def _add(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
-            self._queue.extend((len(self._jobs), m) for m in range(job.members))
+            self._queue.extend((len(self._jobs), index) for index in range(job.members))
             self._jobs.append(job)
-            self._done.append({})
+            self._scored.append({})
 
-    def _call_players(self, tasks: asyncio.TaskGroup, spare: int = 0) -> None:
-        """Call players for the episodes that wait, but for *spare* of them."""
-        for _ in range(min(len(self._queue) - spare, self._setting.concurrency - self._players)):
-            self._players += 1
-            tasks.create_task(self._play(tasks))
+    def _start_workers(self, tasks: asyncio.TaskGroup, spare: int = 0) -> None:
+        """Start workers for the episodes that wait, but for *spare* of them."""
+        for _ in range(min(len(self._queue) - spare, self._setting.concurrency - self._workers)):
+            self._workers += 1
+            tasks.create_task(self._work(tasks))
 
-    async def _play(self, tasks: asyncio.TaskGroup) -> None:
+    async def _work(self, tasks: asyncio.TaskGroup) -> None:
+        # The engine steps only when every registered worker waits on it. So a worker stays registered between two
+        # episodes: else the engine would see one fewer for a time that depends on the machine.
         with self._setting.engine.attend():
             while self._queue:
-                j, member = self._queue.popleft()
-                rollout = await _retried(self._jobs[j], member, self._setting)
+                j, index = self._queue.popleft()
+                rollout = await _retried(self._jobs[j], index, self._setting)
                 if self._more is None:
-                    tasks.create_task(self._judge(j, rollout))
+                    tasks.create_task(self._score(j, rollout))
                     continue
-                await self._judge(j, rollout)
-                if len(self._done[j]) == self._jobs[j].members:
+                await self._score(j, rollout)
+                if len(self._scored[j]) == self._jobs[j].members:
                     await self._follow(j, tasks, self._more)
-            self._players -= 1
+            self._workers -= 1
 
-    async def _judge(self, j: int, rollout: Rollout[Any, Any]) -> None:
+    async def _score(self, j: int, rollout: Rollout[Any, Any]) -> None:
         rollout = await score_rollout(self._jobs[j].environment, rollout, self._context, self._setting.retries)
-        self._done[j][rollout.member] = rollout
+        self._scored[j][rollout.member] = rollout
         if self._on_rollout is not None:
             self._on_rollout(rollout)
 
     async def _follow(self, j: int, tasks: asyncio.TaskGroup, more: More) -> None:
-        group = self._groups[j] = await self._scored(j)
+        """Hand the complete group to *more* and queue the jobs it asks for."""
+        group = self._groups[j] = await self._complete(j)
         jobs = more(group)
         if jobs:
             self._add(jobs)
-            self._call_players(tasks, spare=1)  # this player takes one itself
-            await asyncio.sleep(0)  # they attend before it asks the engine for anything
+            self._start_workers(tasks, spare=1)  # this worker takes one episode itself
+            await asyncio.sleep(0)  # the new workers register before this one asks the engine for anything
 
-    async def _scored(self, j: int) -> Group[Any, Any]:
-        job, done = self._jobs[j], self._done[j]
-        rollouts = tuple(done[m] for m in range(job.members))
+    async def _complete(self, j: int) -> Group[Any, Any]:
+        job, scored = self._jobs[j], self._scored[j]
+        rollouts = tuple(scored[index] for index in range(job.members))
         group = Group(task=job.task, rollouts=rollouts, environment=job.name, index=job.index)
         return await score_group(job.environment, group, self._context, self._setting.retries)
 

@@ -1,4 +1,4 @@
-"""Filling a batch: which groups are tried when others are refused.
+"""Collecting the groups of a step: draw tasks, run and score their episodes, filter groups, resample.
 
 A batch is the first admitted groups in the order in which the curriculum gave their tasks, never in that of finishing,
 which would favour short answers. At no time are more groups under way or accepted than the batch has room for, so
@@ -7,22 +7,30 @@ nothing accepted is ever thrown away, and both ways to refill try the same tasks
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import NoTasksError, RunError
+from ..interfaces.algorithm import Candidate, Row
+from ..interfaces.environment import Environment
 from ..interfaces.sampling_plan import Plan
+from ..interfaces.learner import Batch, Sample, overlong
 from ..rollouts.runner import Job, Setting, run_groups
-from ..types.rollout import Group, Rollout
+from ..types.rollout import EndingKind, Group, Rollout
+from ..types.transcript import Source, TrainingSequence
+from .replays import Replays
+from .screen import Screen
+from .tasks import Curriculum
 
 AnyGroup = Group[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Filled:
-    """What came of filling a batch.
+class Collected:
+    """The groups of a step.
 
     Attributes:
         tried: all groups, in the order of their tasks.
@@ -58,7 +66,7 @@ async def fill(
     refusal: Callable[[AnyGroup], str],
     on_round: Callable[[int, int], None] | None = None,
     on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
-) -> Filled:
+) -> Collected:
     """Try groups until *groups* are admitted, or as *plan* says.
 
     Args:
@@ -84,7 +92,7 @@ async def fill(
         if plan.refill != "rounds":
             break
     reasons = [supply.reason(group) for group in tried]
-    return Filled(
+    return Collected(
         tried=tuple(tried),
         admitted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
         refused=Counter(filter(None, reasons)),
@@ -92,6 +100,112 @@ async def fill(
         rounds=rounds,
         cause=supply.cause,
     )
+
+
+@dataclass(kw_only=True)
+class Collector:
+    """Turns tasks into the scored groups of a step, and these into the learner's batch.
+
+    Attributes:
+        row: its group filter and sampling plan decide which groups are kept.
+        curriculum: which task comes next.
+        environments: by position, as the curriculum counts them.
+        names: of the environments, as rollouts and metrics carry them.
+        setting: what all episodes share; each step gets its own number.
+        groups: of a full batch.
+        members: rollouts per group.
+        min_members: valid rollouts that a group needs besides what the group filter asks for.
+        screen: shows progress.
+        replays: plays episodes of the last step again for advantages that ask for it.
+    """
+
+    row: Row
+    curriculum: Curriculum
+    environments: Sequence[Environment[Any, Any]]
+    names: Sequence[str]
+    setting: Setting
+    groups: int
+    members: int
+    min_members: int = 1
+    screen: Screen
+    replays: Replays = field(default_factory=Replays)
+
+    async def collect(self, step: int) -> Collected:
+        """Run groups until the batch is full, or as the plan says. Failed rollouts leave; they are never zeros.
+
+        Raises:
+            NoTasksError: an environment has no tasks.
+            RunError: every episode failed, for reasons of ours.
+        """
+        plan = self.row.plan
+
+        def show(number: int, groups: int) -> None:
+            which = f", round {number}" if number > 1 else ""
+            total = None if plan.refill == "active" else groups * self.members
+            self.screen.phase(f"step {step}: rollouts{which}", total)
+
+        setting = replace(self.setting, step=step)
+        collected = await fill(
+            plan,
+            self.groups,
+            setting,
+            draw=self._next_job,
+            refusal=self._refusal,
+            on_round=show,
+            on_rollout=self.screen.advance,
+        )
+        self.replays.take([rollout for rollout, _, _ in _trained(collected.admitted)], setting)  # one per sample
+        return collected
+
+    def _next_job(self) -> Job:
+        (pick,) = self.curriculum.pick(1)
+        return Job(
+            environment=self.environments[pick.environment],
+            task=pick.task,
+            members=self.members,
+            name=self.names[pick.environment],
+            index=pick.index,
+            visit=pick.visit,
+        )
+
+    def _refusal(self, group: AnyGroup) -> str:
+        valid = group.valid
+        if len(valid) < self.min_members:
+            return "too few valid members"
+        seats = dict.fromkeys(seat for r in valid for seat in r.transcripts)
+        reasons = [str(self.row.admission(self._candidate(group, seat))) for seat in seats]
+        return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
+
+    def _candidate(self, group: AnyGroup, seat: str) -> Candidate:
+        """The valid rollouts that *seat* took part in: the rollouts of a seat are compared among themselves."""
+        rollouts = [r for r in group.valid if seat in r.transcripts]
+        verdicts = tuple(r.verdict.of_seat(seat) if r.verdict else 0.0 for r in rollouts)
+        shaping = [r.shaping.of_seat(seat) if r.shaping else 0.0 for r in rollouts]
+        lengths = [max((t.tokens for t in r.turns if t.seat == seat), default=0) for r in rollouts]
+        punished = [overlong(length, self.setting.how.max_tokens, self.row.overlong) for length in lengths]
+        totals = tuple(map(math.fsum, zip(verdicts, shaping, punished, strict=True)))
+        return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
+
+    def batch(self, collected: Collected) -> Batch:
+        """The learner's batch: one sample per valid rollout and seat; each seat of a group is a group of its own."""
+        numbers: dict[tuple[int, str], int] = {}
+        samples = []
+        for rollout, seat, sequences in _trained(collected.admitted):
+            number = numbers.setdefault((rollout.group, seat), len(numbers))
+            samples.append(_sample(rollout, seat, sequences, number))
+        how = self.setting.how
+        context = getattr(self.setting.engine, "context", None)
+        return Batch(samples=tuple(samples), temperature=how.temperature, max_tokens=how.max_tokens or context)
+
+    def metrics(self, collected: Collected) -> dict[str, Any]:
+        """Metrics of what the plan did in the step of *collected*."""
+        plan, valid = self.row.plan, [r for g in collected.tried for r in g.valid]
+        metrics: dict[str, Any] = {**self.curriculum.metrics()}
+        if plan.refill != "none":
+            metrics |= collected.metrics()
+        if plan.interrupt is not None and valid:
+            metrics["interrupted"] = sum(map(_interrupted, valid)) / len(valid)
+        return metrics
 
 
 class _Supply:
@@ -147,3 +261,40 @@ class _Supply:
         if len(self._reasons) >= self._groups:
             reason, count = self._failed.most_common(1)[0]
             raise RunError(f"all {self._failed.total()} episodes of the step failed, {count} of them with {reason}")
+
+
+def _trained(groups: Sequence[AnyGroup]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
+    """Every valid rollout of *groups* with each seat that sampled tokens, and the token sequences of that seat."""
+    for group in groups:
+        for rollout in group.valid:
+            for seat, transcript in rollout.transcripts.items():
+                sequences = tuple(transcript.sequences())
+                if sequences:
+                    yield rollout, seat, sequences
+
+
+def _sample(rollout: Rollout[Any, Any], seat: str, sequences: Any, group: int) -> Sample:
+    turns = tuple(turn.tokens for turn in rollout.turns if turn.seat == seat and turn.tokens)
+    known = sum(turns) == sum(sum(s.mask) for s in sequences)
+    return Sample(
+        sequences=sequences,
+        verdict=rollout.verdict.of_seat(seat) if rollout.verdict else 0.0,
+        shaping=rollout.shaping.of_seat(seat) if rollout.shaping else 0.0,
+        group=group,
+        environment=rollout.environment,
+        truncated=rollout.ending.kind is EndingKind.TRUNCATED,
+        turns=turns if known else (),
+        turn_scores=_turn_scores(rollout, seat, len(turns)) if known else (),
+    )
+
+
+def _interrupted(rollout: Rollout[Any, Any]) -> bool:
+    return any(Source.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)
+
+
+def _turn_scores(rollout: Rollout[Any, Any], seat: str, turns: int) -> tuple[float, ...]:
+    """What single turns of a seat were given, verdict and shaping added up; nothing where seats score apart."""
+    scores = [s for s in (rollout.verdict, rollout.shaping) if s is not None and s.turns and seat not in s.seats]
+    if seat or not scores or any(len(s.turns) > turns for s in scores):
+        return ()
+    return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))

@@ -44,7 +44,7 @@ class Probed:
     failures: dict[str, int] = field(default_factory=dict)
 
 
-async def probe(run: Run) -> dict[str, Any]:
+async def filter_tasks(run: Run) -> dict[str, Any]:
     """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
 
     The success rates go into ``probe.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
@@ -58,7 +58,7 @@ async def probe(run: Run) -> dict[str, Any]:
     Raises:
         NoTasksError: an environment has no task left.
     """
-    plan, curriculum = run.row.plan, run.curriculum
+    plan, curriculum = run.collector.row.plan, run.collector.curriculum
     if not plan.probe or curriculum.probed:
         return {}
     candidates = curriculum.candidates()
@@ -66,8 +66,8 @@ async def probe(run: Run) -> dict[str, Any]:
     run.count_failures(found.failures)
     run.clock.add("probe", found.seconds)
     await _ask(run, candidates, found)
-    run.at.samples += found.rollouts
-    run.at.tokens += found.tokens
+    run.state.samples += found.rollouts
+    run.state.tokens += found.tokens
     low, high = plan.keep
     kept = []
     for rates, table in zip(found.rates, run.recipe.environments, strict=True):
@@ -90,7 +90,7 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Probed | None:
         return None
     try:
         found = Probed(**json.loads(path.read_text(encoding="utf-8")))
-        same = found.samples == run.row.plan.probe and len(found.rates) == len(candidates)
+        same = found.samples == run.collector.row.plan.probe and len(found.rates) == len(candidates)
         for rates, tasks in zip(found.rates, candidates, strict=same):
             same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
     except (ValueError, TypeError, AttributeError) as e:
@@ -102,9 +102,9 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Probed | None:
 async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Probed) -> None:
     """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
-    setting = replace(run.setting(0), run_seed=derived_seed(run.recipe.run.seed, "probe"))
+    setting = replace(run.collector.setting, run_seed=derived_seed(run.recipe.run.seed, "probe"))
     for at, (environment, table, tasks) in enumerate(
-        zip(run.environments, run.recipe.environments, candidates, strict=True)
+        zip(run.collector.environments, run.recipe.environments, candidates, strict=True)
     ):
         left = len(tasks) - len(found.rates[at])
         if left:

@@ -1,84 +1,94 @@
-"""The program: tasks are tried, tries are scored, scores move the model. Read this first; `Run` holds the limbs."""
+"""The training loop on one page: collect rollouts, compute advantages, update the policy, sync weights, record.
+
+Where the terms of the policy gradient are: the reward is computed in `quintain.rollouts.scoring` as each episode ends,
+the advantage in the algorithm's advantage function (`quintain.learning.pieces.advantages`), the loss in
+`quintain.learning.loss`. `Run` (training/run.py) holds the objects that take part and the state of the run.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
 
-from ..errors import StorageError
+from ..errors import Interrupted, StorageError
 from ..registry.hooks import RunEnd
-from . import metrics as health
-from .difficulty import probe
-from .run import Interrupted, Run
+from .difficulty import filter_tasks
+from .metrics import flat, step_metrics
+from .run import Run
 
 
 async def train(run: Run) -> dict[str, Any]:
-    """One run, from where it stands to its end; its summary, as in ``summary.json``.
+    """Train *run* from its current step to its last one; return its summary, as in ``summary.json``.
 
     Raises:
-        Interrupted: it was asked to stop, and has saved.
-        RunError: it cannot go on; the steps that were complete are saved.
+        Interrupted: the user asked to stop; every complete step is saved.
+        RunError: the run cannot continue; every complete step is saved.
     """
     run.begin()
     try:
-        if not run.at.before:
-            run.at.before = await run.final("before")
-            found = health.flat("held_out", await measured(run))
-            start = {"step": 0, **found, **await probe(run)}
-            run.folder.append(start)
-            run.watch.see(start)
-        over = run.over()
-        while not over:
-            over = await one_step(run)
+        if not run.state.before:
+            await before_training(run)
+        finished = run.finished()
+        while not finished:
+            finished = await train_step(run)
         run.save()
-        summary = run.summary(after=await run.final("after"))
+        summary = run.summary(after=await run.final_evaluation("after"))
         run.folder.write_summary(summary)
-        run.hooks.emit(RunEnd(step=run.at.step, status="finished", error="", summary=summary))
+        run.hooks.emit(RunEnd(step=run.state.step, status="finished", error="", summary=summary))
         return summary
-    except Exception as e:
+    except Exception as error:
         with suppress(StorageError):  # the first error is the one to show
             run.save()
-        status = "interrupted" if isinstance(e, Interrupted) else "failed"
-        run.hooks.emit(RunEnd(step=run.at.step, status=status, error=str(e), summary={}))
+        status = "interrupted" if isinstance(error, Interrupted) else "failed"
+        run.hooks.emit(RunEnd(step=run.state.step, status=status, error=str(error), summary={}))
         raise
     finally:
         run.report_hooks()
 
 
-async def one_step(run: Run) -> bool:
-    """Pick, play, admit (and pick again where the plan refills), learn, publish, measure, record, save.
+async def before_training(run: Run) -> None:
+    """Evaluate the initial policy, drop the tasks that the difficulty filter rejects, and record both as step 0."""
+    run.state.before = await run.final_evaluation("before")
+    metrics = {"step": 0, **flat("held_out", await run.evaluate_if_due()), **await filter_tasks(run)}
+    run.folder.append(metrics)
+    run.alerts.see(metrics)
 
-    Whether it was the last step of the run: asked once, before measuring, so that the last one is measured.
-    """
-    step = run.at.step + 1
+
+async def train_step(run: Run) -> bool:
+    """Run one step of the algorithm; return whether it was the last one."""
+    step = run.state.step + 1
     clock = run.clock.fork()
     stalls = run.engine.stalls
-    with run.undone_unless_complete():
+    with run.restored_on_error():
         with clock("rollouts"):
-            filled = await run.until_stopped(run.fill(step))
-        batch = run.batch(filled.admitted)
+            # Sample `group_size` episodes per prompt, score each by its environment's reward, and drop the groups that
+            # the algorithm's group filter rejects (resampling as its plan says). Failed episodes leave here: a failure
+            # is never a reward of zero.
+            collected = await run.until_stopped(run.collector.collect(step))
+        run.report(step, collected)
+        batch = run.collector.batch(collected)
     with run.indivisible():
+        update_metrics: dict[str, float] = {}
         with clock("update"):
-            learned = await run.learn(batch)
-        with clock("publish"):
-            await run.publish()
-        run.count(step, filled.tried)
-        last = run.over()
-        held_out = await measured(run, last=last)
-        metrics = run.about(filled) | health.step_metrics(
-            filled.tried, refused=filled.refused, learned=learned, held_out=held_out, seconds=clock.spent
+            if batch.tokens:
+                scored = run.learner.prepare(batch)  # log-probs under prox (the learner now) and ref, both frozen
+                advantages = await run.learner.compute_advantages(scored)  # reward less a baseline, per sample or token
+                # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum, backward.
+                update_metrics = run.learner.step(scored, advantages=advantages)
+        with clock("sync"):
+            await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
+        run.complete(step, collected.tried)
+        last = run.finished()
+        metrics = run.collector.metrics(collected) | step_metrics(
+            collected.tried,
+            refused=collected.refused,
+            learned=update_metrics,
+            held_out=await run.evaluate_if_due(last=last),
+            seconds=clock.spent,
         )
-        # An engine that lost patience with an episode stepped without it: this step will not repeat bit for bit.
+        # An engine that stepped without an episode it should have waited for: this step does not repeat bit for bit.
         metrics["engine.stalls"] = run.engine.stalls - stalls
-        run.record(step, filled.tried, metrics)
+        run.record(step, collected.tried, metrics)
     if run.due(run.recipe.checkpoint.every):
         run.save()
     return last or run.accurate()
-
-
-async def measured(run: Run, *, last: bool = False) -> dict[str, Any]:
-    """Held-out metrics where they are due: before training, every so many steps, and after the last; else none."""
-    table = run.recipe.evaluation
-    if not (run.due(table.every) or (last and table.every)):
-        return {}
-    return await run.hold_out(table.split, table.tasks)

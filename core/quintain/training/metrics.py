@@ -22,7 +22,7 @@ AnyRollout = Rollout[Any, Any]
 AnyGroup = Group[Any, Any]
 Metrics = dict[str, Any]
 _TOLERANCE = 1e-9
-TRAINING = ("probe", "rollouts", "update", "publish")
+TRAINING = ("probe", "rollouts", "update", "sync")
 """Phases whose time is that of training; measuring and saving are not."""
 BINS = 10
 """Bins of the calibration error."""

@@ -24,7 +24,7 @@ from ...interfaces.pieces import advantage, per_group
 from ...interfaces.service import need
 
 if TYPE_CHECKING:
-    from ...rollouts.replay import Replay
+    from ...interfaces.engine import Replay
 
 TOLERANCE = 1e-6
 

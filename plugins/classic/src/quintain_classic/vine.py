@@ -19,7 +19,7 @@ from quintain.interfaces.service import need
 from quintain.learning import Sample
 from quintain.learning.pieces.advantages import Step
 from quintain.rollouts.chat.thinking_budget import cut_where_stopped
-from quintain.rollouts.replay import Replay
+from quintain.interfaces.engine import Replay
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.transcript import Sampled
 

@@ -1,0 +1,80 @@
+"""Episodes of the present step run once more, for advantages that compare a sample with what might have been.
+
+A run offers it to the pieces of its algorithm as the service ``replay``::
+
+    @advantage
+    async def greedy(step: Step, *, engine: TokenEngine = need("policy"), replay: Replay = need()) -> list[float]:
+        ...
+
+A piece brings an engine of its own that decides what is sampled; the environment, its tools and its rewards run as they
+did the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError
+from ..interfaces.engine import Engine
+from ..interfaces.environment import Environment
+from ..rollouts.runner import Job, Setting, run_groups
+from ..types.rollout import Rollout
+
+AnyRollout = Rollout[Any, Any]
+
+
+@dataclass(kw_only=True)
+class Replays:
+    """The run's `quintain.interfaces.service.Replay`.
+
+    Attributes:
+        environments: by the name that rollouts carry; ``None`` where two of a recipe share it.
+    """
+
+    environments: Mapping[str, Environment[Any, Any] | None] = field(default_factory=dict)
+    _played: Sequence[AnyRollout] = ()
+    _setting: Setting | None = None
+
+    def take(self, played: Sequence[AnyRollout], setting: Setting) -> None:
+        """Remember the rollout of each sample of a step's batch, and what its episodes shared."""
+        self._played, self._setting = tuple(played), setting
+
+    async def __call__(self, wanted: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
+        """Run samples again: see `quintain.interfaces.service.Replay`."""
+        if self._setting is None:
+            raise UsageError("there is no batch yet whose episodes could be played again")
+        jobs = [self._job(self._played[sample], engine) for sample, engine in wanted]
+        groups = await run_groups(jobs, self._setting)
+        return [rollout for group in groups for rollout in group.rollouts]
+
+    def _job(self, rollout: AnyRollout, engine: Engine) -> Job:
+        environment = self.environments.get(rollout.environment)
+        who = f"an episode of {rollout.environment!r} cannot be played again"
+        if environment is None:
+            raise UsageError(f"{who}: the recipe has several environments of this name")
+        if set(rollout.transcripts) != {""}:
+            raise UsageError(f"{who}: it has the seats {sorted(rollout.transcripts)}; expected the policy's own alone")
+        grouped = [r.name for r in (environment.reward, environment.shaping) if r is not None and r.group]
+        if grouped:
+            raise UsageError(f"{who}: {grouped[0]} compares the members of a group, and a replay has no group")
+        return Job(
+            environment=environment,
+            task=rollout.task,
+            members=1,
+            name=rollout.environment,
+            index=rollout.group,
+            engine=engine,
+            seed=rollout.seed,
+        )
+
+
+def named(
+    names: Sequence[str], environments: Sequence[Environment[Any, Any]]
+) -> dict[str, Environment[Any, Any] | None]:
+    """*environments* by name, for `Replays.environments`; ``None`` where two share a name."""
+    by_name: dict[str, Environment[Any, Any] | None] = {}
+    for name, environment in zip(names, environments, strict=True):
+        by_name[name] = None if name in by_name else environment
+    return by_name
