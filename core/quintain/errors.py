@@ -8,6 +8,7 @@
     │   ├── UnknownNameError (LookupError) no such component, algorithm, run ...; the nearest known is shown
     │   └── BindingError (TypeError)       arguments that do not fit a component's signature
     ├── PluginError                        a plugin is broken, or two of them claim one name
+    ├── Interrupted                        the user asked to stop; what was complete is saved
     ├── RunError                           a run cannot go on
     │   ├── RunLockedError                 another process works on this run folder
     │   ├── StorageError (OSError)         the disk is full or the folder cannot be written
@@ -67,6 +68,10 @@ class BindingError(UsageError, TypeError):
 
 class PluginError(QuintainError):
     """A plugin failed to load or clashes with another; names the distribution."""
+
+
+class Interrupted(QuintainError):
+    """The user asked to stop; every complete step is saved."""
 
 
 class RunError(QuintainError):

@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="training needs quintain[train]")
 
 from quintain.cli import main
 from quintain.cli.compare import repeated
-from quintain.errors import PluginError, RunError, StorageError, UsageError
+from quintain.errors import Interrupted, PluginError, RunError, StorageError, UsageError
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.service import need
@@ -26,7 +26,6 @@ from quintain.training.compare import Budget, compared
 from quintain.training.compared import notes, picture, row
 from quintain.training.fits import NoFit, RepeatedSampling, Sigmoid
 from quintain.training.recipe.tables import Recipe
-from quintain.training.run import Interrupted
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.training.standings import Standing, standings

@@ -11,8 +11,8 @@ from quintain.interfaces.algorithm import Row
 from quintain.interfaces.sampling_plan import Plan
 from quintain.learning.algorithms import DR_GRPO
 from quintain.registry.binding import bind
-from quintain.training.build import algorithm
 from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import algorithm
 from quintain.types.sampling import Interrupt
 
 ENVIRONMENT = '[[environments]]\nuse = "arithmetic"\n'

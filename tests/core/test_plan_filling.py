@@ -24,7 +24,7 @@ from quintain.interfaces.sampling_plan import Plan
 from quintain.learning.pieces.group_filter import varied
 from quintain.models.tokenizer import HFCodec
 from quintain.rollouts.runner import Job, Setting
-from quintain.training.collect import Filled, fill
+from quintain.training.collect import Collected, fill
 from quintain.types.rollout import Group, Rollout
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.task import Task
@@ -75,7 +75,7 @@ def refusal(group: Group[Any, Any]) -> str:
 
 def filled(
     plan: Plan, groups: int, members: int, engine: Any = None, *, tasks: int | None = None, **setting: Any
-) -> Filled:
+) -> Collected:
     given = jobs(members, tasks)
     told = Setting(engine=engine or Speaker(lambda prompt, how: "yes", jitter=0), **setting)
     return asyncio.run(fill(plan, groups, told, draw=lambda: next(given), refusal=refusal))

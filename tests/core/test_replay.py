@@ -12,9 +12,9 @@ import pytest
 from quintain import Agent, Environment, Limits, Rollout, Task, group_reward, reward
 from quintain.errors import InfrastructureError, UsageError
 from quintain.interfaces.engine import Engine
-from quintain.training.replays import Replays, named
 from quintain.rollouts.runner import Job, Setting, run_groups
 from quintain.testing import ScriptedEngine
+from quintain.training.replays import Replays, named
 from quintain.types.task import Message
 
 

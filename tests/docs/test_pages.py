@@ -17,9 +17,8 @@ from quintain.cli import COMMANDS, main
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import GROUPS
 from quintain.registry.manifest import parse as parse_manifest
-from quintain.training.build import algorithm
 from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import cast_table
+from quintain.training.resolve import algorithm, cast_table
 
 from ..core.models import save_tiny
 from .commands import ELSEWHERE, parse, run, shows

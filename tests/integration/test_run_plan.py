@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from quintain.errors import NoTasksError, UsageError
+from quintain.errors import Interrupted, NoTasksError, UsageError
 from quintain.training import difficulty as probing
-from quintain.training.build import check, conduct
+from quintain.training.build import conduct
+from quintain.training.check import check
 from quintain.training.recipe.tables import Recipe
-from quintain.training.run import Interrupted
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.types.transcript import Source

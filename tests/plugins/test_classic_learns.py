@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from quintain.training.build import check, conduct
+from quintain.training.build import conduct
+from quintain.training.check import check
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen

@@ -92,9 +92,9 @@ def compare(
 
     Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command goes on.
     """
+    from ..errors import Interrupted
     from ..training.compare import Budget, check, compared, run
     from ..training.compared import draw, show
-    from ..training.run import Interrupted
     from ..training.screen import for_terminal
     from ..training.standings import failed, save, standings
     from .train import sigterm_as_ctrl_c

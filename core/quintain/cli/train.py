@@ -66,7 +66,7 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     if dry_run:
-        from ..training.build import check
+        from ..training.check import check
 
         found = _recipe(recipe, **choices)
         check(found)
@@ -122,7 +122,7 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
-    from ..training.build import check
+    from ..training.check import check
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
@@ -133,10 +133,10 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    from ..errors import Interrupted
     from ..training.build import conduct
     from ..training.curves import draw
     from ..training.recipe.tables import Recipe
-    from ..training.run import Interrupted
     from ..training.screen import for_terminal, program
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))

@@ -22,6 +22,7 @@ GROUPS = {
     "reward": "quintain.rewards",
     "algorithm": "quintain.algorithms",
     "engine": "quintain.engines",
+    "learner": "quintain.learners",
     "service": "quintain.services",
     "command": "quintain.commands",
     "hooks": "quintain.plugins",

@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: models loaded or grown, services started, signals heard, checkpoints taken up."""
+"""From a recipe to a finished run: load the model, make learner and engine, start services, take up a checkpoint."""
 
 from __future__ import annotations
 
@@ -6,50 +6,47 @@ import asyncio
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ..errors import NoTasksError, PluginError, UsageError
-from ..evaluation.evaluate import tasks_of
-from ..interfaces.algorithm import Candidate, Row
-from ..interfaces.engine import SharesModule, SuggestsSlots, TokenEngine
+from ..interfaces.algorithm import Row
+from ..interfaces.engine import SuggestsSlots, TokenEngine
 from ..interfaces.environment import Environment
-from ..learning.learner import Learner
-from ..models.load import LoadedModel, as_device, load_model
+from ..interfaces.learner import PolicyLearner
+from ..models.load import LoadedModel, load_model
 from ..models.snapshot import Snapshot
-from ..registry.binding import bind, check_args
+from ..registry.binding import bind
 from ..registry.hooks import Hooks
 from ..registry.lookup import current
-from ..rollouts.replay import Replays, named
-from ..services.manager import opened, plan
+from ..rollouts.runner import Setting
+from ..services.manager import opened
 from ..types.sampling import derived_seed
 from .checkpoint import Checkpoint, Keeper, latest
+from .collect import Collector
 from .loop import train
 from .metrics import distinct
-from .recipe.tables import Component, Recipe
-from .resolve import Casting, cast_table
-from .run import Run, Standing
+from .recipe.tables import Recipe
+from .replays import Replays, named
+from .resolve import Casting, algorithm, cast_table, chosen, engine_kind, shares
+from .run import Run, RunState
 from .run_folder import RunFolder
 from .screen import Screen
-from .task_order import level_of
 from .tasks import Curriculum
 from .weight_sync import Publisher
 
 PROMPT = 512
 """Tokens that a prompt is taken to have, for how much is decoded at once."""
-GIVEN = ("policy", "learner", "replay")
-"""Service slots that every run fills itself: its engine, its learner, its episodes played again."""
 
 
 def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
-    """Start a run, or go on from its last checkpoint; its summary.
+    """Start a run, or continue it from its last checkpoint; return its summary.
 
     Raises:
-        Interrupted: the user asked to stop; what was complete is saved.
+        Interrupted: the user asked to stop; every complete step is saved.
         UsageError: the recipe does not fit what is installed.
-        RunError: the run cannot go on.
+        RunError: the run cannot continue.
     """
     castings = [cast_table(table) for table in recipe.environments]
     row = algorithm(recipe)
@@ -57,10 +54,10 @@ def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]
     began = time.monotonic()
     seed_everything(recipe.run.seed)
     model = model_for(recipe, castings, checkpoint, screen, folder.doing)
-    learner = Learner(model.module, row, **learner_options(recipe))
-    return asyncio.run(
-        _conduct(recipe, folder, screen, castings, row, checkpoint, model, learner, time.monotonic() - began)
-    )
+    make_learner: Any = current().load("learner", recipe.learner.use)
+    learner: PolicyLearner = make_learner(model.module, row, **learner_options(recipe))
+    seconds = {"model": time.monotonic() - began}
+    return asyncio.run(_conduct(recipe, folder, screen, castings, row, checkpoint, model, learner, seconds))
 
 
 async def _conduct(
@@ -71,16 +68,16 @@ async def _conduct(
     row: Row,
     checkpoint: Checkpoint | None,
     model: LoadedModel,
-    learner: Learner,
-    preparing: float,
+    learner: PolicyLearner,
+    seconds: dict[str, float],
 ) -> dict[str, Any]:
     mirror = mirror_for(recipe, row, model)
     engine = engine_for(recipe, model if mirror is None else replace(model, module=mirror.module))
-    wanted = {slot for casting in castings for slot in casting.slots} | row.slots
+    slots = {slot for casting in castings for slot in casting.slots} | row.slots
     state = checkpoint.state if checkpoint else None
     replays = Replays()
-    given = {"policy": engine, "learner": learner, "replay": replays}
-    async with engine, opened(chosen(recipe, row), wanted, given, state and state["services"]) as services:
+    own = {"policy": engine, "learner": learner, "replay": replays}
+    async with engine, opened(chosen(recipe, row), slots, own, state and state["services"]) as services:
         learner.serve(services)
         row = learner.row or row
         for note in remarks(recipe, row):
@@ -92,69 +89,33 @@ async def _conduct(
             folder=folder,
             learner=learner,
             engine=engine,
-            row=row,
-            curriculum=curriculum_for(recipe, environments, row),
-            environments=environments,
+            collector=Collector(
+                row=row,
+                curriculum=curriculum_for(recipe, environments, row),
+                environments=environments,
+                names=distinct(table.use for table in recipe.environments),
+                setting=setting_for(recipe, row, engine, services),
+                groups=recipe.batch.groups,
+                members=recipe.batch.members,
+                min_members=recipe.batch.min_members or 1,
+                screen=screen,
+                replays=replays,
+            ),
             services=services,
             hooks=Hooks.installed(),
             screen=screen,
-            keeper=Keeper(folder, codec=model.codec, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best),
-            publisher=Publisher(engine, lag=row.plan.lag, mirror=mirror),
-            replays=replays,
+            checkpoints=Keeper(folder, codec=model.codec, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best),
+            weight_sync=Publisher(engine, lag=row.plan.lag, mirror=mirror),
         )
         if checkpoint is not None:
             run.restore(checkpoint)
-            screen.note(f"going on after step {run.at.step} of {recipe.run.steps}")
+            screen.note(f"going on after step {run.state.step} of {recipe.run.steps}")
         else:
             folder.truncate_after(-1)  # not even the line of before training
-            run.at = Standing(seconds={"model": preparing})
-        await run.publish()
+            run.state = RunState(seconds=seconds)
+        await run.weight_sync.publish(learner.weights())
         with stopping(run):
             return await train(run)
-
-
-def check(recipe: Recipe) -> None:
-    """Find out what can be known without loading a model: names, arguments, service slots, tasks.
-
-    Raises:
-        UsageError: something in the recipe does not fit what is installed.
-        NoTasksError: an environment has no tasks in a split that is used.
-        PluginError: a component cannot be loaded.
-    """
-    row = algorithm(recipe)
-    check_members(recipe, row)
-    as_device(recipe.model.device)
-    check_engine(recipe)
-    if recipe.model.starts_supervised:
-        from .starter import grow
-
-        check_args(grow, recipe.model.start.args, who="[model.start]")
-    castings = [cast_table(table) for table in recipe.environments]
-    wanted = {slot for casting in castings for slot in casting.slots} | row.slots
-    for slot, component, args in plan(chosen(recipe, row), wanted, dict.fromkeys(GIVEN)):
-        check_args(component, args, who=f"[services.{slot}]")
-    for casting in castings:
-        check_args(casting.component, casting.args, who=f"environment {casting.name!r}")
-        if not casting.slots:  # the tasks of one with services are seen when they run
-            check_tasks(recipe, casting, row)
-
-
-def check_members(recipe: Recipe, row: Row) -> None:
-    """Refuse groups that the row would never admit.
-
-    Raises:
-        UsageError: not even a complete group of different rewards.
-    """
-    members = recipe.batch.members
-    if row.admission.needs:  # its services are not there yet
-        return
-    verdicts = tuple(float(i % 2) for i in range(members))
-    refused = str(row.admission(Candidate(verdicts=verdicts, totals=verdicts, requested=members)))
-    if refused:
-        raise UsageError(
-            f"batch.members is {members}, and algorithm {recipe.algorithm.use!r} admits no group of that size "
-            f"({refused}): take more members, or a method without groups such as reinforce_pp"
-        )
 
 
 def remarks(recipe: Recipe, row: Row) -> list[str]:
@@ -174,61 +135,6 @@ def remarks(recipe: Recipe, row: Row) -> list[str]:
     return notes
 
 
-def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:
-    """What fills each service slot: as the recipe says, else as the algorithm does."""
-    return {slot: Component(use=use) for slot, use in row.services.items()} | dict(recipe.services)
-
-
-def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine that cannot train, or its arguments.
-
-    Raises:
-        UsageError: it cannot train, or an argument does not fit.
-    """
-    kind: Any = current().load("engine", recipe.engine.use)
-    trainable(kind, recipe)
-    check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
-
-
-def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
-    """Look for a first task in every split that the recipe uses.
-
-    Raises:
-        NoTasksError: there is none; names the key that leaves the split alone.
-        UsageError: tasks are to come by level and this one has none.
-        EnvironmentFault: the environment's own code failed.
-    """
-    environment = casting.make({})
-    (first,) = tasks_of(environment, "train", 1, name=casting.name)
-    if row.plan.order == "level":
-        level_of(first, casting.name)
-    table = recipe.evaluation
-    final = table.test
-    for used, split, key in (
-        (table.every, table.split, "evaluation.every"),
-        (final.tasks, final.split, "evaluation.test.tasks"),
-    ):
-        if used == 0:
-            continue
-        try:
-            tasks_of(environment, split, 1, name=casting.name)
-        except NoTasksError as e:
-            raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
-
-
-def trainable(kind: Any, recipe: Recipe) -> None:
-    """Refuse an engine that gives no exact tokens.
-
-    Raises:
-        UsageError: it cannot train.
-    """
-    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)):
-        raise UsageError(
-            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
-            'For training take engine.use = "embedded"'
-        )
-
-
 def seed_everything(seed: int) -> None:
     """Seed the process's own generators, for adapters' first weights and for authors' code that draws from them."""
     import numpy
@@ -239,29 +145,12 @@ def seed_everything(seed: int) -> None:
     torch.manual_seed(derived_seed(seed, "torch"))
 
 
-def shares(kind: Any) -> bool:
-    """Whether engines of *kind* can decode the learner's own module; others get its weights through `update` alone."""
-    return isinstance(kind, SharesModule)
-
-
 def learner_options(recipe: Recipe) -> dict[str, Any]:
     """The keyword arguments of `Learner` that the recipe sets."""
     options = recipe.learner.model_dump(exclude_none=True)
+    del options["use"]
     options["activation_checkpointing"] = options.pop("checkpoint_activations")
     return options
-
-
-def algorithm(recipe: Recipe) -> Row:
-    """The row that the recipe names, with its changes.
-
-    Raises:
-        PluginError: the name is that of something else.
-    """
-    row = current().load("algorithm", recipe.algorithm.use)
-    if not isinstance(row, Row):
-        raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(row).__name__}; expected a Row")
-    made: Row = bind(row, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
-    return made
 
 
 def model_for(
@@ -297,8 +186,7 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     Raises:
         UsageError: the engine cannot train.
     """
-    kind: Any = current().load("engine", recipe.engine.use)
-    trainable(kind, recipe)
+    kind = engine_kind(recipe)
     if not shares(kind):
         return bind(kind, recipe.engine.args, {}, who="[engine]")
     args = {"dtype": recipe.model.dtype, **recipe.engine.args}
@@ -310,7 +198,7 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
 
 def mirror_for(recipe: Recipe, row: Row, model: LoadedModel) -> Snapshot | None:
     """What an engine that decodes a live module decodes in place of the learner's, where the row's plan has a lag."""
-    if not (row.plan.lag and shares(current().load("engine", recipe.engine.use))):
+    if not (row.plan.lag and shares(engine_kind(recipe))):
         return None
     return Snapshot.apart(model.module)
 
@@ -324,6 +212,18 @@ def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]
         seed=recipe.run.seed,
         plan=row.plan,
         horizon=recipe.run.steps * recipe.batch.groups,
+    )
+
+
+def setting_for(recipe: Recipe, row: Row, engine: TokenEngine, services: Mapping[str, Any]) -> Setting:
+    """What the episodes of all steps share."""
+    return Setting(
+        engine=engine,
+        how=recipe.sampling.how().but(prune=row.prune, interrupt=row.plan.interrupt),
+        services=services,
+        run_seed=recipe.run.seed,
+        concurrency=recipe.batch.concurrency or engine.concurrency or Setting.concurrency,
+        retries=recipe.batch.retries,
     )
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from ..errors import NoTasksError, RunError
 from ..interfaces.algorithm import Candidate, Row
 from ..interfaces.environment import Environment
-from ..interfaces.sampling_plan import Plan
 from ..interfaces.learner import Batch, Sample, overlong
+from ..interfaces.sampling_plan import Plan
 from ..rollouts.runner import Job, Setting, run_groups
 from ..types.rollout import EndingKind, Group, Rollout
 from ..types.transcript import Source, TrainingSequence

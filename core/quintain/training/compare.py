@@ -129,7 +129,7 @@ def compared(
 
 
 def _row(name: str, recipe: Recipe) -> Row:
-    from .build import algorithm
+    from .resolve import algorithm
 
     with _naming(name):
         return algorithm(recipe)
@@ -197,7 +197,7 @@ def check(comparison: Comparison) -> None:
     Raises:
         UsageError: a recipe does not fit what is installed, or a run in the folder has another recipe.
     """
-    from .build import check as check_recipe
+    from .check import check as check_recipe
 
     for name, recipe in comparison.recipes.items():
         with _naming(name):
@@ -215,8 +215,7 @@ def check(comparison: Comparison) -> None:
 
 def _held(recipe: Recipe) -> dict[str, Any]:
     """What else measuring takes from a recipe: how far an episode may go, and the services that answer and judge."""
-    from .build import algorithm, chosen
-    from .resolve import cast_table
+    from .resolve import algorithm, cast_table, chosen
 
     services = chosen(recipe, algorithm(recipe))
     found: dict[str, Any] = {}

@@ -76,7 +76,7 @@ async def train_step(run: Run) -> bool:
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum, backward.
                 update_metrics = run.learner.step(scored, advantages=advantages)
         with clock("sync"):
-            await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
+            await run.weight_sync.publish(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected.tried)
         last = run.finished()
         metrics = run.collector.metrics(collected) | step_metrics(

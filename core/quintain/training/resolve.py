@@ -1,20 +1,20 @@
-"""What a recipe names, made real: environments with their rewards and services."""
+"""Resolve the names of a recipe: environments with their rewards, the algorithm, the engine, services."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ..errors import BindingError, PluginError, RecipeError
+from ..errors import BindingError, PluginError, RecipeError, UsageError
+from ..interfaces.algorithm import Row
+from ..interfaces.engine import SharesModule, TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
 from .recipe.rewards import parse_reward
-
-if TYPE_CHECKING:
-    from .recipe.tables import EnvironmentTable
+from .recipe.tables import Component, EnvironmentTable, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,3 +97,41 @@ def _reward(name: str) -> Any:
             f"reward {name!r} is {component!r}; expected a function decorated with @reward or @group_reward"
         )
     return component
+
+
+def algorithm(recipe: Recipe) -> Row:
+    """The row that the recipe names, with its changes.
+
+    Raises:
+        PluginError: the name is that of something else.
+    """
+    row = current().load("algorithm", recipe.algorithm.use)
+    if not isinstance(row, Row):
+        raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(row).__name__}; expected a Row")
+    made: Row = bind(row, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
+    return made
+
+
+def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:
+    """What fills each service slot: as the recipe says, else as the algorithm does."""
+    return {slot: Component(use=use) for slot, use in row.services.items()} | dict(recipe.services)
+
+
+def engine_kind(recipe: Recipe) -> Any:
+    """The class of the engine that the recipe names.
+
+    Raises:
+        UsageError: it gives no exact tokens, so it cannot train.
+    """
+    kind: Any = current().load("engine", recipe.engine.use)
+    if not (isinstance(kind, type) and issubclass(kind, TokenEngine)):
+        raise UsageError(
+            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
+            'For training take engine.use = "embedded"'
+        )
+    return kind
+
+
+def shares(kind: Any) -> bool:
+    """Whether engines of *kind* can decode the learner's own module; others get its weights through `update` alone."""
+    return isinstance(kind, SharesModule)

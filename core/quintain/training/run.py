@@ -1,4 +1,4 @@
-"""A run: the objects that take part in it, its state, and the operations that `quintain.training.loop` puts together."""
+"""A run: the objects that take part in it, its state, and the operations that `training/loop.py` puts together."""
 
 from __future__ import annotations
 

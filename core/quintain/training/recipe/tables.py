@@ -207,11 +207,13 @@ class BatchTable(_Table):
 
 
 class LearnerTable(_Table):
-    """``[learner]``: AdamW. *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
+    """``[learner]``: the learner component *use*, and AdamW. *token_budget* is the size of a micro-batch in tokens; left
+    out, the learner chooses.
 
     *float32_head* computes logits in float32 also where *precision* is not; a row may ask for it too.
     """
 
+    use: Name = "torch"
     lr: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)

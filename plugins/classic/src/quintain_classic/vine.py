@@ -13,13 +13,12 @@ from torch import Tensor
 
 from quintain.errors import EnvironmentFault, UsageError
 from quintain.interfaces.algorithm import Row
-from quintain.interfaces.engine import Engine, TokenEngine, Weights
+from quintain.interfaces.engine import Engine, Replay, TokenEngine, Weights
 from quintain.interfaces.pieces import advantage
 from quintain.interfaces.service import need
 from quintain.learning import Sample
 from quintain.learning.pieces.advantages import Step
 from quintain.rollouts.chat.thinking_budget import cut_where_stopped
-from quintain.interfaces.engine import Replay
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.transcript import Sampled
 
