@@ -114,6 +114,7 @@ MEANINGS = {
     "batch.min_members": "a group with fewer valid members is dropped and counted; left out, the algorithm says",
     "batch.retries": "more tries for an episode that failed through our fault",
     "batch.concurrency": "episodes at once",
+    "learner.use": "learner component; `torch` trains in this process",
     "learner.lr": "learning rate, constant after the warm-up",
     "learner.warmup_steps": "steps from 0 to `lr`",
     "learner.weight_decay": "decoupled",

@@ -176,6 +176,7 @@ def test_groups_are_the_contract() -> None:
         "reward": "quintain.rewards",
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
+        "learner": "quintain.learners",
         "service": "quintain.services",
         "command": "quintain.commands",
         "hooks": "quintain.plugins",

@@ -207,8 +207,9 @@ class BatchTable(_Table):
 
 
 class LearnerTable(_Table):
-    """``[learner]``: the learner component *use*, and AdamW. *token_budget* is the size of a micro-batch in tokens; left
-    out, the learner chooses.
+    """``[learner]``: the learner component *use*, and AdamW.
+
+    *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
 
     *float32_head* computes logits in float32 also where *precision* is not; a row may ask for it too.
     """
