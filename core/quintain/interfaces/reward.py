@@ -35,15 +35,13 @@ class Context:
 class Reward(ABC):
     """Something that scores rollouts. Combine with ``+``, ``-``, ``*``, `clip`, `gate` and `ramp`."""
 
+    parts: Sequence[Reward] = ()
+    """The rewards it is made of."""
+
     @property
     @abstractmethod
     def name(self) -> str:
         """How it is shown."""
-
-    @property
-    @abstractmethod
-    def parts(self) -> tuple[Reward, ...]:
-        """The rewards it is made of."""
 
     @property
     def group(self) -> bool:
@@ -75,7 +73,8 @@ class Reward(ABC):
         return outcome
 
     def __add__(self, other: Reward | float) -> Reward:
-        return Sum(self, other if isinstance(other, Reward) else Constant(other))
+        b = other if isinstance(other, Reward) else Constant(other)
+        return Combined(f"{self.name} + {b.name}", _sum, (self, b))
 
     def __radd__(self, other: float) -> Reward:
         return Constant(other) + self
@@ -90,22 +89,29 @@ class Reward(ABC):
         return -1.0 * self
 
     def __mul__(self, other: Reward | float) -> Reward:
-        return Product(self, other) if isinstance(other, Reward) else Scaled(self, float(other))
+        if isinstance(other, Reward):
+            return Combined(f"({self.name}) * ({other.name})", _product, (self, other))
+        return self.__rmul__(other)
 
     def __rmul__(self, other: float) -> Reward:
-        return Scaled(self, float(other))
+        operand = f"({self.name})" if isinstance(self, Combined) and self.function is _sum else self.name
+        return Combined(f"{float(other):g} * {operand}", _scaled, (self,), (float(other),))
 
     def clip(self, low: float, high: float) -> Reward:
         """Bound the value; refused for scores with a value per turn, whose bound would be ambiguous."""
-        return Clipped(self, low, high)
+        if not low < high:
+            raise BindingError(f"clip({low}, {high}): the first bound must be below the second")
+        return Combined(f"({self.name}).clip({low:g}, {high:g})", _clipped, (self,), (low, high))
 
     def gate(self, by: Reward, at: float = 1.0) -> Reward:
         """This reward where *by* scores at least *at*, else 0."""
-        return Gated(self, by, at)
+        return Combined(f"({self.name}).gate({by.name}, {at:g})", _gated, (self, by), (at,))
 
     def ramp(self, start: float, stop: float, steps: int) -> Reward:
         """Multiplied by a factor that goes linearly from *start* to *stop* over the first *steps* training steps."""
-        return Ramped(self, start, stop, steps)
+        if steps < 1:
+            raise BindingError(f"ramp over {steps} steps; expected at least 1")
+        return Combined(f"({self.name}).ramp({start:g}, {stop:g}, {steps})", _ramped, (self,), (start, stop, steps))
 
     def __repr__(self) -> str:
         return self.name
@@ -117,8 +123,15 @@ def as_score(value: Any, who: str) -> Score:
     Raises:
         RewardFault: not a number or `Score`, or not finite.
     """
+    score = value if isinstance(value, Score) else Score(value=value)
     try:
-        score = _in_floats(value if isinstance(value, Score) else Score(value=value))
+        score = replace(
+            score,
+            value=_float(score.value),
+            turns=tuple(map(_float, score.turns)),
+            seats={k: _float(v) for k, v in score.seats.items()},
+            parts={k: _float(v) for k, v in score.parts.items()},
+        )
     except (TypeError, ValueError, OverflowError) as e:
         raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
     if not all(map(math.isfinite, (score.value, *score.turns, *score.seats.values()))):
@@ -126,18 +139,8 @@ def as_score(value: Any, who: str) -> Score:
     return score
 
 
-def _in_floats(s: Score) -> Score:
-    """With Python's own floats: the scalars of array libraries cannot be stored."""
-    return replace(
-        s,
-        value=_float(s.value),
-        turns=tuple(map(_float, s.turns)),
-        seats={k: _float(v) for k, v in s.seats.items()},
-        parts={k: _float(v) for k, v in s.parts.items()},
-    )
-
-
 def _float(x: Any) -> float:
+    """Python's own float: the scalars of array libraries cannot be stored."""
     if isinstance(x, (str, bytes)):
         raise TypeError("text is no number")  # though float() would read it
     return float(x)
@@ -164,10 +167,6 @@ class RewardFunction(Reward, Generic[P]):
         return self.function.__doc__
 
     @property
-    def parts(self) -> tuple[Reward, ...]:
-        return ()
-
-    @property
     def group(self) -> bool:
         return self.grouped
 
@@ -182,11 +181,13 @@ class RewardFunction(Reward, Generic[P]):
 
     @property
     def needs(self) -> Mapping[str, Any]:
-        return {(p.default.slot or n): p.annotation for n, p in self._needed.items()}
+        return {slot: p.annotation for slot, p in self._needed.values()}
 
     @property
-    def _needed(self) -> dict[str, inspect.Parameter]:
-        return {n: p for n, p in self.parameters.items() if isinstance(p.default, Need) and n not in self.config}
+    def _needed(self) -> dict[str, tuple[str, inspect.Parameter]]:
+        """Slot and parameter, by the name of each parameter that a service fills."""
+        unset = {n: p for n, p in self.parameters.items() if isinstance(p.default, Need) and n not in self.config}
+        return {n: (p.default.slot or n, p) for n, p in unset.items()}
 
     def __call__(self, *args: P.args, **config: P.kwargs) -> RewardFunction[P]:
         if args:
@@ -201,45 +202,38 @@ class RewardFunction(Reward, Generic[P]):
 
     async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
         keywords = dict(self.config)
-        for name, p in self._needed.items():
-            slot = p.default.slot or name
+        for name, (slot, _) in self._needed.items():
             if slot not in context.services:
                 raise BindingError(
                     f"reward {self.name!r} needs a service {slot!r}: add [services.{slot}] to the recipe"
                 )
             keywords[name] = context.services[slot]
-        if self.grouped:
-            return await self._outcomes_of_group(group, keywords)
-        return list(await asyncio.gather(*(self._outcome(r, keywords) for r in group)))
-
-    async def _outcome(self, rollout: Rollout[Any, Any], keywords: Mapping[str, Any]) -> Outcome:
-        try:
-            return self._named(await _called(self.function, rollout, keywords))
-        except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
-            return _failure(e, self.name)
-
-    async def _outcomes_of_group(
-        self, group: Sequence[Rollout[Any, Any]], keywords: Mapping[str, Any]
-    ) -> list[Outcome]:
+        if not self.grouped:
+            return await asyncio.gather(*(self._outcome(r, keywords) for r in group))
         try:
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
                 raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
-        except Exception as e:  # noqa: BLE001 - as above
+        except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
             return [_failure(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
-    def _checked(self, value: Any) -> Outcome:
+    async def _outcome(self, rollout: Rollout[Any, Any], keywords: Mapping[str, Any]) -> Outcome:
         try:
-            return self._named(value)
+            return self._checked(await _called(self.function, rollout, keywords))
+        except Exception as e:  # noqa: BLE001 - as above
+            return _failure(e, self.name)
+
+    def _checked(self, value: Any) -> Outcome:
+        """The value as a score whose parts carry the reward's name, or why it is none."""
+        try:
+            score = as_score(value, self.name)
         except RewardFault as e:
             return e
-
-    def _named(self, value: Any) -> Score:
-        score = as_score(value, self.name)
-        if self.range and not self.range[0] - 1e-9 <= score.total <= self.range[1] + 1e-9:
-            raise RewardFault(f"reward {self.name!r} scored {score.total}, outside its declared range {self.range}")
-        return replace(score, parts={self.name: score.total, **{f"{self.name}.{k}": v for k, v in score.parts.items()}})
+        total, parts = score.total, {f"{self.name}.{k}": v for k, v in score.parts.items()}
+        if self.range and not self.range[0] - 1e-9 <= total <= self.range[1] + 1e-9:
+            return RewardFault(f"reward {self.name!r} scored {total}, outside its declared range {self.range}")
+        return replace(score, parts={self.name: total, **parts})
 
 
 async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[str, Any]) -> Any:
@@ -265,203 +259,96 @@ class Constant(Reward):
     def name(self) -> str:
         return f"{self.value:g}"
 
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return ()
-
     async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
         return [Score(value=float(self.value)) for _ in group]
 
 
-class _Combined(Reward):
-    """A reward computed from the scores of its parts, member by member."""
+@dataclass(frozen=True, repr=False)
+class Combined(Reward):
+    """A reward computed from the scores of its parts, member by member.
+
+    Attributes:
+        label: how it is shown.
+        function: ``(step, *scores, *numbers) -> Score``, a score per part; a `ValueError` says what is undefined.
+        numbers: the constants of the combination, such as the bounds of a clip.
+    """
+
+    label: str
+    function: Callable[..., Score]
+    parts: Sequence[Reward]
+    numbers: tuple[float, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.label
 
     async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
         columns = [await p.outcomes(group, context) for p in self.parts]
-        return [self._joined(row, context) for row in zip(*columns, strict=True)]
+        return [self._joined(row, context.step) for row in zip(*columns, strict=True)]
 
-    def _joined(self, row: Sequence[Outcome], context: Context) -> Outcome:
-        for outcome in row:
-            if isinstance(outcome, EpisodeError):
-                return outcome
+    def _joined(self, row: Sequence[Outcome], step: int) -> Outcome:
+        failure = next((outcome for outcome in row if isinstance(outcome, EpisodeError)), None)
+        if failure is not None:
+            return failure
         try:
-            return as_score(self._combine([s for s in row if isinstance(s, Score)], context), self.name)
+            score = self.function(step, *row, *self.numbers)
+        except ValueError as e:
+            return RewardFault(f"{self.label}: {e}")
+        try:
+            return as_score(score, self.label)
         except RewardFault as e:
             return e
 
-    @abstractmethod
-    def _combine(self, scores: list[Score], context: Context) -> Score: ...
+
+def _sum(step: int, a: Score, b: Score) -> Score:
+    n = max(len(a.turns), len(b.turns))
+    pad = [(*s.turns, *(0.0,) * (n - len(s.turns))) for s in (a, b)]
+    seats = {k: a.of_seat(k) + b.of_seat(k) for k in {**a.seats, **b.seats}}
+    turns = tuple(x + y for x, y in zip(*pad, strict=True))
+    return Score(value=a.value + b.value, turns=turns, seats=seats, **_about(a, b))
 
 
-def _scaled(s: Score, by: float) -> Score:
-    return replace(
-        s,
-        value=s.value * by,
-        turns=tuple(t * by for t in s.turns),
-        seats={k: v * by for k, v in s.seats.items()},
-    )
+def _product(step: int, a: Score, b: Score) -> Score:
+    if a.turns and b.turns:
+        raise ValueError(
+            "both factors score single turns, and a product of two such scores has no one meaning; "
+            "multiply by a reward of the whole rollout"
+        )
+    if b.turns:
+        a, b = b, a
+    seats = {k: a.of_seat(k) * b.of_seat(k) for k in {**a.seats, **b.seats}}
+    return replace(_scaled(step, a, b.value), seats=seats, **_about(a, b))
+
+
+def _scaled(step: int, s: Score, by: float) -> Score:
+    turns = tuple(t * by for t in s.turns)
+    return replace(s, value=s.value * by, turns=turns, seats={k: v * by for k, v in s.seats.items()})
+
+
+def _clipped(step: int, s: Score, low: float, high: float) -> Score:
+    if s.turns:
+        raise ValueError("a score with values per turn cannot be clipped; clip the value per turn in the reward")
+    seats = {k: min(max(v, low), high) for k, v in s.seats.items()}
+    return replace(s, value=min(max(s.value, low), high), seats=seats)
+
+
+def _gated(step: int, s: Score, by: Score, at: float) -> Score:
+    return replace(_scaled(step, s, 1.0 if by.total >= at else 0.0), **_about(s, by))
+
+
+def _ramped(step: int, s: Score, start: float, stop: float, steps: int) -> Score:
+    return _scaled(step, s, start + (stop - start) * min(max(step / steps, 0.0), 1.0))
 
 
 def _about(a: Score, b: Score) -> dict[str, Any]:
+    """Named parts and reasons of both; the same reward twice (configured differently) keeps both parts."""
     parts = dict(a.parts)
     for name, value in b.parts.items():
-        # The same reward twice, configured differently: both stay visible.
         key, n = name, 2
         while key in parts:
             key, n = f"{name}.{n}", n + 1
         parts[key] = value
     return {"parts": parts, "reason": "; ".join(x for x in (a.reason, b.reason) if x)}
-
-
-@dataclass(frozen=True, repr=False)
-class Sum(_Combined):
-    """Values, turns and seats added."""
-
-    a: Reward
-    b: Reward
-
-    @property
-    def name(self) -> str:
-        return f"{self.a.name} + {self.b.name}"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a, self.b)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        a, b = scores
-        n = max(len(a.turns), len(b.turns))
-        pad = [(*s.turns, *(0.0,) * (n - len(s.turns))) for s in (a, b)]
-        seats = {k: a.of_seat(k) + b.of_seat(k) for k in {**a.seats, **b.seats}}
-        turns = tuple(x + y for x, y in zip(*pad, strict=True))
-        return Score(value=a.value + b.value, turns=turns, seats=seats, **_about(a, b))
-
-
-@dataclass(frozen=True, repr=False)
-class Product(_Combined):
-    """Values multiplied; at most one factor may carry values per turn."""
-
-    a: Reward
-    b: Reward
-
-    @property
-    def name(self) -> str:
-        return f"({self.a.name}) * ({self.b.name})"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a, self.b)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        a, b = scores
-        if a.turns and b.turns:
-            raise RewardFault(
-                f"{self.name}: both factors score single turns, and a product of two such scores has no one meaning; "
-                "multiply by a reward of the whole rollout"
-            )
-        if b.turns:
-            a, b = b, a
-        seats = {k: a.of_seat(k) * b.of_seat(k) for k in {**a.seats, **b.seats}}
-        return replace(_scaled(a, b.value), seats=seats, **_about(a, b))
-
-
-@dataclass(frozen=True, repr=False)
-class Scaled(_Combined):
-    """Times a number."""
-
-    a: Reward
-    by: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.by:g} * {self.a.name}" if not isinstance(self.a, Sum) else f"{self.by:g} * ({self.a.name})"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a,)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        return _scaled(scores[0], self.by)
-
-
-@dataclass(frozen=True, repr=False)
-class Clipped(_Combined):
-    """Bounded below and above."""
-
-    a: Reward
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not self.low < self.high:
-            raise BindingError(f"clip({self.low}, {self.high}): the first bound must be below the second")
-
-    @property
-    def name(self) -> str:
-        return f"({self.a.name}).clip({self.low:g}, {self.high:g})"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a,)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        (s,) = scores
-        if s.turns:
-            raise RewardFault(
-                f"{self.name}: a score with values per turn cannot be clipped; clip the value per turn in the reward"
-            )
-
-        def bound(x: float) -> float:
-            return min(max(x, self.low), self.high)
-
-        return replace(s, value=bound(s.value), seats={k: bound(v) for k, v in s.seats.items()})
-
-
-@dataclass(frozen=True, repr=False)
-class Gated(_Combined):
-    """On where another reward reaches a threshold."""
-
-    a: Reward
-    by: Reward
-    at: float
-
-    @property
-    def name(self) -> str:
-        return f"({self.a.name}).gate({self.by.name}, {self.at:g})"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a, self.by)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        s, by = scores
-        return replace(_scaled(s, 1.0 if by.total >= self.at else 0.0), **_about(s, by))
-
-
-@dataclass(frozen=True, repr=False)
-class Ramped(_Combined):
-    """Scaled by a factor that depends on the training step."""
-
-    a: Reward
-    start: float
-    stop: float
-    steps: int
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise BindingError(f"ramp over {self.steps} steps; expected at least 1")
-
-    @property
-    def name(self) -> str:
-        return f"({self.a.name}).ramp({self.start:g}, {self.stop:g}, {self.steps})"
-
-    @property
-    def parts(self) -> tuple[Reward, ...]:
-        return (self.a,)
-
-    def _combine(self, scores: list[Score], context: Context) -> Score:
-        share = min(max(context.step / self.steps, 0.0), 1.0)
-        return _scaled(scores[0], self.start + (self.stop - self.start) * share)
 
 
 @overload

@@ -1,7 +1,7 @@
 """Reward expressions as text: ``0.1 * kind(rubric="polite") + ranked.clip(-1, 1)``.
 
-The text is the algebra of `quintain.reward` and nothing more. It is parsed by Python's own parser and walked node by
-node; what is not in the grammar is an error with its column. Nothing is ever evaluated::
+The text is the algebra of `quintain.interfaces.reward` and nothing more. It is parsed by Python's own parser and walked
+node by node; what is not in the grammar is an error with its column. Nothing is ever evaluated::
 
     sum     = sum ("+" | "-") product | product
     product = product "*" factor | factor
