@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quintain.interfaces.algorithm import Candidate, Row
-from quintain.interfaces.learner import Batch, Sample
+from quintain.learning.batch import Batch, Sample
 from quintain.learning.loss import weighted_sum
 from quintain.learning.pieces.advantages import Step
 from quintain.learning.terms import Terms

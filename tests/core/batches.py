@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from quintain.interfaces.learner import Batch, Sample
+from quintain.learning.batch import Batch, Sample
 from quintain.types.transcript import TrainingSequence
 
 

@@ -21,8 +21,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from quintain.errors import RunError, StorageError
-from quintain.interfaces.learner import Batch, Sample
 from quintain.learning.algorithms import RLOO
+from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
 from quintain.models.tokenizer import HFCodec
 from quintain.training.checkpoint import Checkpoint, Keeper, best, latest

@@ -17,9 +17,9 @@ from torch import Tensor
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces import pieces as algorithm
 from quintain.interfaces.algorithm import KL, Candidate
-from quintain.interfaces.learner import Batch, Sample
 from quintain.interfaces.pieces import Piece, find, objective, per_group, pieces
 from quintain.learning import PRESETS, Learner, Terms
+from quintain.learning.batch import Batch, Sample
 from quintain.learning.loss import weighted_sum
 from quintain.learning.pieces.advantages import Step, batch_mean, ema, group_mean, group_norm, leave_one_out, raw
 from quintain.learning.pieces.aggregation import constant, prompt, sequence, token
@@ -272,7 +272,7 @@ def test_two_distributions_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, 
     entries = []
     for owner in ("alpha", "beta"):
         (tmp_path / f"{owner}_pieces.py").write_text(
-            "from quintain.interfaces.algorithm import objective\n\n@objective\ndef gate(t):\n    return t.logp\n"
+            "from quintain import objective\n\n@objective\ndef gate(t):\n    return t.logp\n"
         )
         target = f"{owner}_pieces:gate"
         entries.append(Component(kind="algorithm", name="objective.gate", target=target, distribution=owner))
@@ -323,7 +323,7 @@ def test_an_installed_piece_is_found_by_every_name_it_has(monkeypatch: pytest.Mo
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "cubic_pieces.py").write_text(
-        "from quintain.interfaces.algorithm import objective\n\n@objective\ndef cubic(t, *, scale: float = 1.0):\n"
+        "from quintain import objective\n\n@objective\ndef cubic(t, *, scale: float = 1.0):\n"
         "    return scale * t.logp**3\n\n\ndef plain(t):\n    return t.logp\n"
     )
 

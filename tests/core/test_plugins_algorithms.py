@@ -98,7 +98,7 @@ def test_core_pieces_come_through_the_same_door() -> None:
     """Found by name though nothing of `quintain.learning` is imported; a misspelled one costs no import at all."""
     program = """
 import sys
-from quintain.interfaces.algorithm import find
+from quintain.interfaces.pieces import find
 from quintain.errors import UnknownNameError
 try:
     find("objective", "cispoo")

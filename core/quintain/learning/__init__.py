@@ -1,7 +1,7 @@
 """Learning: the pieces of the methods, the table of presets, and the learner that runs them. Needs torch."""
 
-from ..interfaces.learner import Batch, Sample
 from .algorithms import PRESETS
+from .batch import Batch, Sample
 from .learner import Learner
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as admission

@@ -19,11 +19,13 @@ from torch import Tensor, nn
 
 from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Row
-from ..interfaces.learner import Batch, Sample, overlong
+from ..interfaces.learner import overlong
 from ..interfaces.pieces import POLICIES
 from ..models.forward import Forward, Layout
 from ..models.head import Statistics
+from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
+from .batch import Batch, Sample, batch_of
 from .loss import weighted_sum
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
 from .microbatch import Columns, MicroBatch, micro_batches
@@ -136,6 +138,10 @@ class Learner:
             BindingError: a slot is empty.
         """
         self.row = self._method.served(services)
+
+    def batch(self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Batch:
+        """The samples of *groups*: one per valid rollout and seat."""
+        return batch_of(groups, temperature=temperature, max_tokens=max_tokens)
 
     def prepare(self, batch: Batch) -> Prepared:
         """Take a batch up: score what the row asks for.

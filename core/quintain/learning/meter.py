@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ..interfaces.learner import Batch
+from .batch import Batch
 from .pieces.objectives import kl_estimate
 from .terms import Terms
 

@@ -9,9 +9,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..interfaces.learner import Batch, Sample
 from ..interfaces.pieces import Level
 from ..models.forward import Bundle, Row
+from .batch import Batch, Sample
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ..interfaces.learner import Batch
+from .batch import Batch
 from .microbatch import MicroBatch
 
 if TYPE_CHECKING:

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import NoTasksError, RunError
 from ..interfaces.algorithm import Candidate, Row
 from ..interfaces.environment import Environment
-from ..interfaces.learner import Batch, Sample, overlong
+from ..interfaces.learner import overlong
 from ..interfaces.sampling_plan import Plan
 from ..rollouts.runner import Job, Setting, run_groups
-from ..types.rollout import EndingKind, Group, Rollout
-from ..types.transcript import Source, TrainingSequence
+from ..types.rollout import Group, Rollout, trained
+from ..types.transcript import Source
 from .replays import Replays
 from .screen import Screen
 from .tasks import Curriculum
@@ -104,7 +104,7 @@ async def fill(
 
 @dataclass(kw_only=True)
 class Collector:
-    """Turns tasks into the scored groups of a step, and these into the learner's batch.
+    """Turns tasks into the scored groups of a step.
 
     Attributes:
         row: its group filter and sampling plan decide which groups are kept.
@@ -154,7 +154,7 @@ class Collector:
             on_round=show,
             on_rollout=self.screen.advance,
         )
-        self.replays.take([rollout for rollout, _, _ in _trained(collected.admitted)], setting)  # one per sample
+        self.replays.take([rollout for rollout, _, _ in trained(collected.admitted)], setting)  # one per sample
         return collected
 
     def _next_job(self) -> Job:
@@ -185,17 +185,6 @@ class Collector:
         punished = [overlong(length, self.setting.how.max_tokens, self.row.overlong) for length in lengths]
         totals = tuple(map(math.fsum, zip(verdicts, shaping, punished, strict=True)))
         return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
-
-    def batch(self, collected: Collected) -> Batch:
-        """The learner's batch: one sample per valid rollout and seat; each seat of a group is a group of its own."""
-        numbers: dict[tuple[int, str], int] = {}
-        samples = []
-        for rollout, seat, sequences in _trained(collected.admitted):
-            number = numbers.setdefault((rollout.group, seat), len(numbers))
-            samples.append(_sample(rollout, seat, sequences, number))
-        how = self.setting.how
-        context = getattr(self.setting.engine, "context", None)
-        return Batch(samples=tuple(samples), temperature=how.temperature, max_tokens=how.max_tokens or context)
 
     def metrics(self, collected: Collected) -> dict[str, Any]:
         """Metrics of what the plan did in the step of *collected*."""
@@ -263,38 +252,5 @@ class _Supply:
             raise RunError(f"all {self._failed.total()} episodes of the step failed, {count} of them with {reason}")
 
 
-def _trained(groups: Sequence[AnyGroup]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
-    """Every valid rollout of *groups* with each seat that sampled tokens, and the token sequences of that seat."""
-    for group in groups:
-        for rollout in group.valid:
-            for seat, transcript in rollout.transcripts.items():
-                sequences = tuple(transcript.sequences())
-                if sequences:
-                    yield rollout, seat, sequences
-
-
-def _sample(rollout: Rollout[Any, Any], seat: str, sequences: Any, group: int) -> Sample:
-    turns = tuple(turn.tokens for turn in rollout.turns if turn.seat == seat and turn.tokens)
-    known = sum(turns) == sum(sum(s.mask) for s in sequences)
-    return Sample(
-        sequences=sequences,
-        verdict=rollout.verdict.of_seat(seat) if rollout.verdict else 0.0,
-        shaping=rollout.shaping.of_seat(seat) if rollout.shaping else 0.0,
-        group=group,
-        environment=rollout.environment,
-        truncated=rollout.ending.kind is EndingKind.TRUNCATED,
-        turns=turns if known else (),
-        turn_scores=_turn_scores(rollout, seat, len(turns)) if known else (),
-    )
-
-
 def _interrupted(rollout: Rollout[Any, Any]) -> bool:
     return any(Source.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)
-
-
-def _turn_scores(rollout: Rollout[Any, Any], seat: str, turns: int) -> tuple[float, ...]:
-    """What single turns of a seat were given, verdict and shaping added up; nothing where seats score apart."""
-    scores = [s for s in (rollout.verdict, rollout.shaping) if s is not None and s.turns and seat not in s.seats]
-    if seat or not scores or any(len(s.turns) > turns for s in scores):
-        return ()
-    return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))

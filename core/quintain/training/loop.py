@@ -66,7 +66,7 @@ async def train_step(run: Run) -> bool:
             # is never a reward of zero.
             collected = await run.until_stopped(run.collector.collect(step))
         run.report(step, collected)
-        batch = run.collector.batch(collected)
+        batch = run.learner.batch(collected.admitted, **run.batch_settings())
     with run.indivisible():
         update_metrics: dict[str, float] = {}
         with clock("update"):

@@ -202,6 +202,11 @@ class Run:
         for line in self.collector.curriculum.notices():
             self.screen.note(f"step {step}: {line}")
 
+    def batch_settings(self) -> dict[str, Any]:
+        """What the learner needs to know of how the rollouts were sampled."""
+        how = self.recipe.sampling
+        return {"temperature": how.temperature, "max_tokens": how.max_tokens or self.engine.context}
+
     def count_failures(self, failed: Mapping[str, int]) -> None:
         """Count failed episodes per kind (see `quintain.training.metrics.failures_in`); warn on the first of each."""
         for kind, count in failed.items():

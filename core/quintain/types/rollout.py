@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from .task import Message, Task, ToolCall
-from .transcript import Finish, Transcript
+from .transcript import Finish, TrainingSequence, Transcript
 
 T = TypeVar("T", bound=Task)
 E = TypeVar("E")
@@ -198,3 +198,13 @@ class Group(Generic[T, E]):
 def spread(values: Sequence[float]) -> float:
     """Maximum minus minimum; 0 for none."""
     return max(values) - min(values) if values else 0.0
+
+
+def trained(groups: Sequence[Group[Any, Any]]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
+    """Every valid rollout of *groups* with each seat that sampled tokens, and the token sequences of that seat."""
+    for group in groups:
+        for rollout in group.valid:
+            for seat, transcript in rollout.transcripts.items():
+                sequences = tuple(transcript.sequences())
+                if sequences:
+                    yield rollout, seat, sequences

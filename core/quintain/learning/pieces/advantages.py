@@ -19,9 +19,9 @@ from torch import Tensor
 from ...errors import UsageError
 from ...interfaces.algorithm import Row
 from ...interfaces.engine import Greedy, TokenEngine
-from ...interfaces.learner import Batch, Sample
 from ...interfaces.pieces import advantage, per_group
 from ...interfaces.service import need
+from ..batch import Batch, Sample
 
 if TYPE_CHECKING:
     from ...interfaces.engine import Replay

@@ -9,8 +9,8 @@ masks still count here.
 from __future__ import annotations
 
 from ...errors import UsageError
-from ...interfaces.learner import Batch
 from ...interfaces.pieces import aggregation
+from ..batch import Batch
 
 
 @aggregation

@@ -1,0 +1,159 @@
+"""What a step learns from: samples in groups, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ..errors import UsageError
+from ..types.rollout import EndingKind, Group, Rollout, trained
+from ..types.transcript import TrainingSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One rollout of one seat: its branches count once in baselines and denominators.
+
+    Attributes:
+        sequences: its branches; each sampled token is masked in exactly one of them.
+        verdict: reward without shaping.
+        shaping: what training adds.
+        group: samples with the same number are compared with one another.
+        environment: where the task came from.
+        truncated: a limit cut the rollout short.
+        turns: trained tokens of each turn, in order; empty where that is not known.
+        turn_scores: what single turns were given, verdict and shaping together; part of the total. Turns past its end
+            got nothing.
+    """
+
+    sequences: tuple[TrainingSequence, ...]
+    verdict: float
+    shaping: float = 0.0
+    group: int
+    environment: str = ""
+    truncated: bool = False
+    turns: tuple[int, ...] = ()
+    turn_scores: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.turns and sum(self.turns) != self.tokens:
+            raise UsageError(
+                f"sample of group {self.group}: its turns hold {sum(self.turns)} trained tokens, its sequences "
+                f"{self.tokens}"
+            )
+        if len(self.turn_scores) > max(1, len(self.turns)):
+            raise UsageError(
+                f"sample of group {self.group}: {len(self.turn_scores)} turn scores for {len(self.turns)} turns"
+            )
+        if not math.isfinite(self.total):
+            raise UsageError(f"sample of group {self.group}: reward {self.verdict} + {self.shaping} is not finite")
+        for at, sequence in enumerate(self.sequences):
+            lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logps), len(sequence.versions)}
+            if len(lengths) != 1:
+                raise UsageError(
+                    f"sample of group {self.group}, sequence {at}: ids, mask, logps, versions differ in length"
+                )
+            if sequence.mask and sequence.mask[0]:
+                raise UsageError(
+                    f"sample of group {self.group}, sequence {at}: the first token has no context to train in"
+                )
+
+    @property
+    def total(self) -> float:
+        """Verdict plus shaping."""
+        return self.verdict + self.shaping
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that train."""
+        return sum(sum(sequence.mask) for sequence in self.sequences)
+
+    @property
+    def longest_turn(self) -> int:
+        """Trained tokens of the longest turn; all where turns are not known."""
+        return max(self.turns, default=self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """The samples of one step, taken up together.
+
+    Attributes:
+        samples: valid ones only; failed members left before.
+        temperature: of sampling, hence of the policy that is trained.
+        max_tokens: configured maximum of new tokens per sample, the constant of ``constant`` aggregation.
+    """
+
+    samples: tuple[Sample, ...]
+    temperature: float = 1.0
+    max_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise UsageError(f"cannot train at temperature {self.temperature}: a greedy policy has no gradient")
+
+    @cached_property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Indices of the members of each group, in order of first appearance."""
+        found: dict[int, list[int]] = {}
+        for i, sample in enumerate(self.samples):
+            found.setdefault(sample.group, []).append(i)
+        return tuple(tuple(members) for members in found.values())
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens that train."""
+        return sum(sample.tokens for sample in self.samples)
+
+    def only(self, indices: Sequence[int]) -> Batch:
+        """The batch of some samples."""
+        return replace(self, samples=tuple(self.samples[i] for i in indices))
+
+    def minibatches(self, count: int, order: Sequence[int] | None = None) -> list[list[int]]:
+        """Indices of samples in *count* parts of whole groups (fewer parts where there are fewer groups).
+
+        Args:
+            order: of the groups; as they came where ``None``.
+        """
+        places = list(order) if order is not None else list(range(len(self.groups)))
+        count = max(1, min(count, len(places)))
+        cuts = [round(len(places) * k / count) for k in range(count + 1)]
+        parts = (places[a:b] for a, b in pairwise(cuts))
+        return [[i for g in part for i in self.groups[g]] for part in parts]
+
+
+def batch_of(groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Batch:
+    """The batch of *groups*: one sample per valid rollout and seat; each seat of a group is a group of its own."""
+    numbers: dict[tuple[int, str], int] = {}
+    samples = [
+        _sample(rollout, seat, sequences, numbers.setdefault((rollout.group, seat), len(numbers)))
+        for rollout, seat, sequences in trained(groups)
+    ]
+    return Batch(samples=tuple(samples), temperature=temperature, max_tokens=max_tokens)
+
+
+def _sample(rollout: Rollout[Any, Any], seat: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
+    turns = tuple(turn.tokens for turn in rollout.turns if turn.seat == seat and turn.tokens)
+    known = sum(turns) == sum(sum(s.mask) for s in sequences)
+    return Sample(
+        sequences=sequences,
+        verdict=rollout.verdict.of_seat(seat) if rollout.verdict else 0.0,
+        shaping=rollout.shaping.of_seat(seat) if rollout.shaping else 0.0,
+        group=group,
+        environment=rollout.environment,
+        truncated=rollout.ending.kind is EndingKind.TRUNCATED,
+        turns=turns if known else (),
+        turn_scores=_turn_scores(rollout, seat, len(turns)) if known else (),
+    )
+
+
+def _turn_scores(rollout: Rollout[Any, Any], seat: str, turns: int) -> tuple[float, ...]:
+    """What single turns of a seat were given, verdict and shaping added up; nothing where seats score apart."""
+    scores = [s for s in (rollout.verdict, rollout.shaping) if s is not None and s.turns and seat not in s.seats]
+    if seat or not scores or any(len(s.turns) > turns for s in scores):
+        return ()
+    return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))
