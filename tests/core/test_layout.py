@@ -34,17 +34,17 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "layers": 4,
+    "layers": 3,
     "cycles": 4,
-    "training_without_registry": 10,
+    "training_without_registry": 4,
     "root_files": 1,
-    "long_files": 5,
-    "repeated_classes": 8,
+    "long_files": 4,
+    "repeated_classes": 7,
     "private_names": 1,
     "undeclared_exports": 5,
-    "member_imports": 104,
-    "kernel lines": 5_378,
-    "package lines": 23_712,
+    "member_imports": 103,
+    "kernel lines": 5_297,
+    "package lines": 23_389,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""
