@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from quintain.training.build import conduct
-from quintain.training.recipe import toml
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -72,7 +71,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
         "checkpoint": {"every": 0},
         "stop": {"accuracy": args.target},
     }
-    return Recipe.parse(toml.dumps(tables))
+    return Recipe.of(tables)
 
 
 def main() -> None:

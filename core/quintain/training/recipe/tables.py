@@ -27,7 +27,6 @@ from pydantic import (
 from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
-from . import toml
 from .errors import describe
 from .load import KEY as EXTENDS
 from .load import Layer, layers, merged
@@ -373,8 +372,14 @@ class Recipe(_Table):
         return type(self).of(data)
 
     def to_toml(self) -> str:
-        """The whole recipe, defaults written out; `parse` gives it back."""
-        return toml.dumps(_without_empty(self.model_dump()))
+        """The whole recipe, defaults written out; `parse` gives it back.
+
+        Raises:
+            TypeError: an argument from Python that TOML cannot carry.
+        """
+        import tomli_w  # the extra `train` brings it; the standard library reads TOML but does not write it
+
+        return tomli_w.dumps(_without_empty(self.model_dump()))
 
 
 def override(text: str) -> tuple[tuple[str, ...], Any, str]:
@@ -454,7 +459,7 @@ def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in table.items():
         if key == "args":
-            kept: Any = value
+            kept: Any = _without_none(value)
         elif isinstance(value, Mapping):
             kept = _without_empty(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Mapping):
@@ -464,3 +469,10 @@ def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
         if kept is not None and kept != {}:
             out[key] = kept
     return out
+
+
+def _without_none(value: Any) -> Any:
+    """Leave out keys that hold ``None``, at every depth: TOML has no null."""
+    if isinstance(value, Mapping):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value
