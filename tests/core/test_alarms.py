@@ -18,8 +18,9 @@ from quintain.testing import isolated_plugins
 from quintain.training import alerts as alarms
 from quintain.training.alerts import ALARMS, Alarm, Band, Change, History, Watch, spells
 from quintain.training.curves import picture
-from quintain.training.run_folder import Record, plain
+from quintain.training.run_folder import Record
 from quintain.training.screen import Screen
+from quintain.training.storage import plain
 from quintain.training.summary import alarms as ending
 
 from .everything import played, settings

@@ -24,7 +24,7 @@ from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.training import build as conducting
 from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import list_runs
+from quintain.training.runs import list_runs
 from quintain.training.screen import program
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling

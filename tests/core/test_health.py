@@ -16,7 +16,8 @@ from quintain.errors import UsageError
 from quintain.evaluation.evaluate import Evaluation
 from quintain.training.curves import draw, picture
 from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
-from quintain.training.run_folder import RunFolder, plain
+from quintain.training.run_folder import RunFolder
+from quintain.training.storage import plain
 from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task

@@ -13,7 +13,7 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.models import hf as hub
-from quintain.training.run_folder import model_named
+from quintain.training.runs import model_named
 
 hub_constants: Any = pytest.importorskip("huggingface_hub.constants", reason="needs quintain[train]")
 

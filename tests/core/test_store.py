@@ -19,7 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import RunError, RunLockedError, StorageError, UnknownNameError
-from quintain.training.run_folder import RunFolder, find_run, free_name, list_runs, model_named, plain, write_atomically
+from quintain.training.run_folder import RunFolder
+from quintain.training.runs import find_run, free_name, list_runs, model_named
+from quintain.training.storage import plain, write_atomically
 from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Branch, Source, Transcript

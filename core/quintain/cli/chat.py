@@ -28,7 +28,7 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
     An empty line or Ctrl-D ends it; /new starts over.
     """
     from ..engines.embedded.engine import EmbeddedEngine
-    from ..training.run_folder import model_named
+    from ..training.runs import model_named
     from ..types.sampling import Sampling
 
     path, own_system = model_named(run, folder)

@@ -124,7 +124,7 @@ def evaluate(
     """
     from ..models.hf import check_folder
     from ..training.resolve import cast
-    from ..training.run_folder import model_named
+    from ..training.runs import model_named
 
     if controls:
         _alone("--controls", "engine", "model", "engine_args", "out")
@@ -416,7 +416,7 @@ def _check_out(out: Path | None) -> None:
 
 
 def _write(out: Path, result: Evaluation) -> None:
-    from ..training.run_folder import write_atomically
+    from ..training.storage import write_atomically
 
     if out.suffix == ".parquet":
         from ..training.rollout_table import to_parquet

@@ -12,7 +12,7 @@ import click
 @click.option("--folder", default="runs", show_default=True, help="Where the run folders are.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per run on a line.")
 def runs(folder: str, as_json: bool) -> None:
-    from ..training.run_folder import list_runs
+    from ..training.runs import list_runs
     from ..training.screen import program
 
     found = list_runs(folder)

@@ -179,7 +179,7 @@ def _recipe(
     source: str, model: str, folder: str, lr: float, seed: int, args: Sequence[str], overrides: Sequence[str]
 ) -> Recipe:
     from ..training.recipe.tables import Recipe, override
-    from ..training.run_folder import model_named
+    from ..training.runs import model_named
 
     for pair in overrides:
         key = override(pair)[0]
@@ -214,8 +214,8 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
         UsageError: there is something at *out*.
         StorageError: it cannot be made.
     """
-    from ..training.run_folder import storing
     from ..training.sft import filled, new_folder
+    from ..training.storage import storing
 
     if out is not None and filled(out):
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")

@@ -118,7 +118,8 @@ def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: 
 
 
 def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> RunFolder:
-    from ..training.run_folder import RunFolder, find_run, free_name
+    from ..training.run_folder import RunFolder
+    from ..training.runs import find_run, free_name
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))

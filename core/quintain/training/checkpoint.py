@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from .. import __version__
 from ..errors import RunError, StorageError
-from .run_folder import TEMPORARY, RunFolder, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder
+from .run_folder import RunFolder
+from .storage import TEMPORARY, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder
 
 if TYPE_CHECKING:
     from torch import nn

@@ -11,9 +11,9 @@ from ..errors import UsageError
 from .curves import _STYLE
 from .fits import NoFit, RepeatedSampling, Sigmoid
 from .intervals import Interval
-from .run_folder import write_atomically
 from .screen import clock
 from .standings import AXES
+from .storage import write_atomically
 
 if TYPE_CHECKING:
     from .standings import Band, Standing

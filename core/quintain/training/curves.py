@@ -9,7 +9,8 @@ from typing import Any
 
 from ..errors import UsageError
 from .alerts import spells
-from .run_folder import RunFolder, write_atomically
+from .run_folder import RunFolder
+from .storage import write_atomically
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#1f5fa8", "#d9722e", "#3a8f5c", "#b3373f", "#8a8f98"
 _STYLE = {

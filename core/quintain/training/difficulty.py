@@ -14,7 +14,7 @@ from ..types.rollout import Group
 from ..types.sampling import derived_seed
 from ..types.task import Task
 from .metrics import failures_in, success_of, times
-from .run_folder import plain, write_atomically
+from .storage import plain, write_atomically
 
 if TYPE_CHECKING:
     from .run import Run

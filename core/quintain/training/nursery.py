@@ -36,9 +36,9 @@ from ..interfaces.environment import yielded
 from ..models.tokenizer import HFCodec
 from ..registry.binding import bind
 from ..services.manager import opened
-from .run_folder import write_atomically
 from .seedling import build_tokenizer
 from .starter import HALVINGS, AnyEnvironment, Check, GrowReport, Growth, Plant, Unfit, grow, raised, save
+from .storage import write_atomically
 
 if TYPE_CHECKING:
     from .recipe.tables import Recipe

@@ -16,29 +16,29 @@ what was saved stays readable wherever the process dies.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import json
-import math
 import os
-import re
-import shutil
-import time
-import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
-from ..errors import RunError, RunLockedError, StorageError, UnknownNameError, did_you_mean
-from ..models.hf import check_folder
+from ..errors import RunError, StorageError, UnknownNameError, did_you_mean
 from ..types.rollout import Group
+from .storage import (
+    NO_ROOM,
+    drop_leftovers,
+    lock_folder,
+    plain,
+    remove_tree,
+    steps_in,
+    storage_error,
+    storing,
+    write_all,
+    write_atomically,
+)
 
 Record = dict[str, Any]
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_STEP = re.compile(r"step-(\d+)(?:\.parquet)?")
-TEMPORARY = ".tmp-"
 
 
 class RunFolder:
@@ -49,9 +49,9 @@ class RunFolder:
 
     def __init__(self, path: str | Path, *, lock: bool = True) -> None:
         self.path = Path(path)
-        self._lock: IO[str] | None = _locked(self.path) if lock else None
+        self._lock: IO[str] | None = lock_folder(self.path) if lock else None
         if lock:
-            _drop_leftovers(self.path)
+            drop_leftovers(self.path)
             self._cut_partial_line()
 
     @classmethod
@@ -67,7 +67,7 @@ class RunFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as e:
-            if e.errno in _NO_ROOM:
+            if e.errno in NO_ROOM:
                 raise storage_error(path, e) from e
             raise StorageError(
                 f"cannot make the run folder {path}: {e.strerror or e}; put it somewhere else with --folder"
@@ -90,7 +90,7 @@ class RunFolder:
         """
         path = Path(path)
         if not (path / "recipe.toml").is_file():
-            raise _no_run(path.name, path.parent)
+            raise no_run(path.name, path.parent)
         return cls(path, lock=lock)
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class RunFolder:
         with storing(self.metrics_path, len(line)), open(self.metrics_path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             try:
-                _write_all(file, line)
+                write_all(file, line)
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)
@@ -257,251 +257,6 @@ class RunFolder:
         return found
 
 
-State = Literal["growing", "running", "finished", "stopped"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunInfo:
-    """A row of ``quintain runs``. ``changed`` is in seconds since 1970; ``fault`` says why a folder cannot be read."""
-
-    name: str
-    path: Path
-    state: State
-    model: str = ""
-    environments: tuple[str, ...] = ()
-    step: int = 0
-    steps: int = 0
-    accuracy: float | None = None
-    changed: float = 0.0
-    fault: str = ""
-
-
-def list_runs(folder: str | Path) -> list[RunInfo]:
-    """The runs in *folder*, the one that changed last first. A damaged run is a row with its fault."""
-    paths = [p.parent for p in Path(folder).glob("*/recipe.toml")]
-    return sorted(map(_info, paths), key=lambda r: (-r.changed, r.name))
-
-
-def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
-    """The run folder that a person means: a path, or a name in *folder*.
-
-    Raises:
-        UnknownNameError: there is none; the nearest name is shown.
-    """
-    for path in (Path(run), Path(folder) / run):
-        if (path / "recipe.toml").is_file():
-            return path
-    raise _no_run(str(run), Path(folder))
-
-
-def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
-    """The model that a person means by *name*, for `load_model`, and the system message it was trained with.
-
-    *name* is a run (its best checkpoint, or the last), a checkpoint, a folder with a model, or a Hugging Face id. The
-    message is empty where the recipe does not say it.
-
-    Raises:
-        RunError: the run has no checkpoint yet.
-    """
-    from .checkpoint import best
-
-    try:
-        path = find_run(name, folder)
-    except UnknownNameError as e:
-        inside = Path(name) / "model"
-        if "/" not in name and not Path(name).exists():
-            raise UnknownNameError(f"{e}; a model of the Hugging Face hub is named owner/model") from None
-        check_folder(name)
-        return (str(inside) if (inside / "config.json").is_file() else name), ""
-    run = RunFolder(path, lock=False)
-    found = best(run)
-    if found is None:
-        raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` goes on with it")
-    rows = tomllib.loads(run.recipe()).get("environments", [])
-    return str(found.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
-
-
-def free_name(folder: str | Path, stem: str) -> str:
-    """*stem*-1, *stem*-2, ...: the first that no run in *folder* has."""
-    taken = {p.name for p in Path(folder).glob(f"{stem}-*")}
-    return next(name for i in range(1, len(taken) + 2) if (name := f"{stem}-{i}") not in taken)
-
-
-def _no_run(name: str, folder: Path) -> UnknownNameError:
+def no_run(name: str, folder: Path) -> UnknownNameError:
     known = [p.parent.name for p in folder.glob("*/recipe.toml")]
     return UnknownNameError(f"no run {name!r} in {folder}{did_you_mean(name, known)} (`quintain runs` lists them)")
-
-
-def _info(path: Path) -> RunInfo:
-    owner = _owner(path)
-    state: State = "growing" if owner.endswith("\ngrowing") else "running" if owner else "stopped"
-    changed = max(p.stat().st_mtime for p in path.iterdir())
-    folder = RunFolder(path, lock=False)
-    try:
-        recipe = tomllib.loads(folder.recipe())
-        metrics = folder.metrics()
-        finished = folder.summary() is not None
-    except (OSError, ValueError, RunError) as e:
-        return RunInfo(name=path.name, path=path, state=state, changed=changed, fault=str(e))
-    return RunInfo(
-        name=path.name,
-        path=path,
-        state="finished" if finished and not owner else state,
-        model=str(recipe.get("model", {}).get("name", "")),
-        environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
-        step=metrics[-1]["step"] if metrics else 0,
-        steps=recipe.get("run", {}).get("steps", 0),
-        accuracy=next((m["held_out.accuracy"] for m in reversed(metrics) if "held_out.accuracy" in m), None),
-        changed=changed,
-    )
-
-
-# The lock is the operating system's: it ends with the process, however that dies. The text in the file is for people.
-
-
-def _locked(path: Path) -> IO[str]:
-    with storing(path):
-        file = open(path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the run
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner = file.readline().strip() or "another process"
-        file.close()
-        raise RunLockedError(
-            f"run {path.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"
-        ) from None
-    except BaseException:
-        file.close()
-        raise
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
-    return file
-
-
-def _owner(path: Path) -> str:
-    """Who holds the lock of *path*; empty if nobody does."""
-    try:
-        with open(path / "run.lock", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return file.read().strip() or "another process"
-    except FileNotFoundError:
-        pass
-    return ""
-
-
-@contextmanager
-def storing(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, where it is known."""
-    try:
-        yield
-    except StorageError:
-        raise
-    except OSError as e:
-        raise storage_error(path, e, needed) from e
-
-
-def storage_error(path: Path, error: OSError, needed: int | None = None) -> StorageError:
-    """Say what could not be written, how much room it takes and how to go on."""
-    if error.errno not in _NO_ROOM:
-        return StorageError(f"cannot write {path}: {error.strerror or error}; what was saved before is intact")
-    size = f"it takes {_size(needed)}, " if needed is not None else ""
-    limit = "" if error.errno == errno.ENOSPC else " (a quota or a size limit of this process is reached)"
-    return StorageError(
-        f"no room to write {path}: {size}{_size(free_bytes(path))} are free{limit}. "
-        "Make room and continue the run with --resume; what was saved before is intact"
-    )
-
-
-def free_bytes(path: Path) -> int:
-    """Room on the file system where *path* is, or is to be."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
-
-
-def _size(count: int) -> str:
-    for unit in ("bytes", "kB", "MB"):
-        if count < 10_000:
-            return f"{count} {unit}"
-        count = math.ceil(count / 1000)
-    return f"{count} GB"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file at *path* by *data*, all or nothing, durably.
-
-    Raises:
-        StorageError: it cannot be written; the old file is intact.
-    """
-    beside = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
-    with storing(path, len(data)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(beside, "wb", buffering=0) as file:
-                _write_all(file, data)
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except BaseException:
-            beside.unlink(missing_ok=True)
-            raise
-        sync_folder(path.parent)
-
-
-def _write_all(file: Any, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[file.write(view) :]
-
-
-def sync_folder(path: Path) -> None:
-    """Make renames and new names in *path* durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def remove_tree(path: Path) -> None:
-    """Remove a folder so that a kill in between never leaves half of it under its own name."""
-    hidden = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-gone")
-    os.rename(path, hidden)
-    shutil.rmtree(hidden)
-
-
-def _drop_leftovers(path: Path) -> None:
-    """What a process that died was writing. Only the holder of the lock may do this."""
-    for folder in (path, path / "rollouts", path / "checkpoints"):
-        for left in folder.glob(f".*{TEMPORARY}*"):
-            if left.is_dir():
-                shutil.rmtree(left)
-            else:
-                left.unlink()
-
-
-def steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """What *folder* holds under the name of a step, in order."""
-    found = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]
-    return sorted((int(m[1]), p) for m, p in found if m)
-
-
-def plain(value: Any) -> Any:
-    """*value* as strict JSON carries it: what is not finite becomes ``None``, a numpy or torch scalar a number."""
-    if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, Path):
-        return str(value)
-    number: Callable[[], Any] | None = getattr(value, "item", None)
-    if number is not None:
-        return plain(number())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    raise TypeError(f"{value!r} cannot be stored as JSON")

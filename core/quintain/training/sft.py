@@ -21,7 +21,7 @@ from ..models.load import LoadedModel
 from ..types.sampling import derived_seed
 from ..types.transcript import TrainingSequence
 from .checkpoint import save_model
-from .run_folder import free_name
+from .runs import free_name
 from .sft_sources import Example, Source, Tokens, examined, mixed, reasons
 
 WARMUP = 0.03

@@ -28,7 +28,9 @@ from ..types.task import Message, messages_of
 from ..types.transcript import Sampled, TrainingSequence
 from .recipe.tables import EnvironmentTable
 from .resolve import cast_table
-from .run_folder import RunFolder, find_run, steps_in
+from .run_folder import RunFolder
+from .runs import find_run
+from .storage import steps_in
 
 FILES = (".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")

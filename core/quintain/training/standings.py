@@ -17,7 +17,8 @@ from .compare import Comparison
 from .fits import NoFit, RepeatedSampling, Sigmoid, repeated_sampling, sigmoid
 from .intervals import Interval, t_interval
 from .metrics import TRAINING
-from .run_folder import RunFolder, plain, write_atomically
+from .run_folder import RunFolder
+from .storage import plain, write_atomically
 
 Axis = Literal["samples", "tokens", "seconds"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -1,0 +1,105 @@
+"""Find runs and their models by name, and list them."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ..errors import RunError, UnknownNameError
+from ..models.hf import check_folder
+from .checkpoint import best
+from .run_folder import RunFolder, no_run
+from .storage import lock_owner
+
+State = Literal["growing", "running", "finished", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """A row of ``quintain runs``. ``changed`` is in seconds since 1970; ``fault`` says why a folder cannot be read."""
+
+    name: str
+    path: Path
+    state: State
+    model: str = ""
+    environments: tuple[str, ...] = ()
+    step: int = 0
+    steps: int = 0
+    accuracy: float | None = None
+    changed: float = 0.0
+    fault: str = ""
+
+
+def list_runs(folder: str | Path) -> list[RunInfo]:
+    """The runs in *folder*, the one that changed last first. A damaged run is a row with its fault."""
+    paths = [p.parent for p in Path(folder).glob("*/recipe.toml")]
+    return sorted(map(_info, paths), key=lambda r: (-r.changed, r.name))
+
+
+def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
+    """The run folder that a person means: a path, or a name in *folder*.
+
+    Raises:
+        UnknownNameError: there is none; the nearest name is shown.
+    """
+    for path in (Path(run), Path(folder) / run):
+        if (path / "recipe.toml").is_file():
+            return path
+    raise no_run(str(run), Path(folder))
+
+
+def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
+    """The model that a person means by *name*, for `load_model`, and the system message it was trained with.
+
+    *name* is a run (its best checkpoint, or the last), a checkpoint, a folder with a model, or a Hugging Face id. The
+    message is empty where the recipe does not say it.
+
+    Raises:
+        RunError: the run has no checkpoint yet.
+    """
+    try:
+        path = find_run(name, folder)
+    except UnknownNameError as e:
+        inside = Path(name) / "model"
+        if "/" not in name and not Path(name).exists():
+            raise UnknownNameError(f"{e}; a model of the Hugging Face hub is named owner/model") from None
+        check_folder(name)
+        return (str(inside) if (inside / "config.json").is_file() else name), ""
+    run = RunFolder(path, lock=False)
+    found = best(run)
+    if found is None:
+        raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` goes on with it")
+    rows = tomllib.loads(run.recipe()).get("environments", [])
+    return str(found.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+
+
+def free_name(folder: str | Path, stem: str) -> str:
+    """*stem*-1, *stem*-2, ...: the first that no run in *folder* has."""
+    taken = {p.name for p in Path(folder).glob(f"{stem}-*")}
+    return next(name for i in range(1, len(taken) + 2) if (name := f"{stem}-{i}") not in taken)
+
+
+def _info(path: Path) -> RunInfo:
+    owner = lock_owner(path)
+    state: State = "growing" if owner.endswith("\ngrowing") else "running" if owner else "stopped"
+    changed = max(p.stat().st_mtime for p in path.iterdir())
+    folder = RunFolder(path, lock=False)
+    try:
+        recipe = tomllib.loads(folder.recipe())
+        metrics = folder.metrics()
+        finished = folder.summary() is not None
+    except (OSError, ValueError, RunError) as e:
+        return RunInfo(name=path.name, path=path, state=state, changed=changed, fault=str(e))
+    return RunInfo(
+        name=path.name,
+        path=path,
+        state="finished" if finished and not owner else state,
+        model=str(recipe.get("model", {}).get("name", "")),
+        environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
+        step=metrics[-1]["step"] if metrics else 0,
+        steps=recipe.get("run", {}).get("steps", 0),
+        accuracy=next((m["held_out.accuracy"] for m in reversed(metrics) if "held_out.accuracy" in m), None),
+        changed=changed,
+    )

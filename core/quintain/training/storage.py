@@ -1,0 +1,172 @@
+"""Writing files that survive a kill or a full disk: atomic writes, the lock of a folder, leftovers."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from ..errors import RunLockedError, StorageError
+
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_STEP = re.compile(r"step-(\d+)(?:\.parquet)?")
+TEMPORARY = ".tmp-"
+
+
+# The lock is the operating system's: it ends with the process, however that dies. The text in the file is for people.
+
+
+def lock_folder(path: Path) -> IO[str]:
+    with storing(path):
+        file = open(path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the run
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.readline().strip() or "another process"
+        file.close()
+        raise RunLockedError(
+            f"run {path.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"
+        ) from None
+    except BaseException:
+        file.close()
+        raise
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+    file.flush()
+    return file
+
+
+def lock_owner(path: Path) -> str:
+    """Who holds the lock of *path*; empty if nobody does."""
+    try:
+        with open(path / "run.lock", encoding="utf-8") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "another process"
+    except FileNotFoundError:
+        pass
+    return ""
+
+
+@contextmanager
+def storing(path: Path, needed: int | None = None) -> Iterator[None]:
+    """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, where it is known."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as e:
+        raise storage_error(path, e, needed) from e
+
+
+def storage_error(path: Path, error: OSError, needed: int | None = None) -> StorageError:
+    """Say what could not be written, how much room it takes and how to go on."""
+    if error.errno not in NO_ROOM:
+        return StorageError(f"cannot write {path}: {error.strerror or error}; what was saved before is intact")
+    size = f"it takes {_size(needed)}, " if needed is not None else ""
+    limit = "" if error.errno == errno.ENOSPC else " (a quota or a size limit of this process is reached)"
+    return StorageError(
+        f"no room to write {path}: {size}{_size(free_bytes(path))} are free{limit}. "
+        "Make room and continue the run with --resume; what was saved before is intact"
+    )
+
+
+def free_bytes(path: Path) -> int:
+    """Room on the file system where *path* is, or is to be."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def _size(count: int) -> str:
+    for unit in ("bytes", "kB", "MB"):
+        if count < 10_000:
+            return f"{count} {unit}"
+        count = math.ceil(count / 1000)
+    return f"{count} GB"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file at *path* by *data*, all or nothing, durably.
+
+    Raises:
+        StorageError: it cannot be written; the old file is intact.
+    """
+    beside = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
+    with storing(path, len(data)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(beside, "wb", buffering=0) as file:
+                write_all(file, data)
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except BaseException:
+            beside.unlink(missing_ok=True)
+            raise
+        sync_folder(path.parent)
+
+
+def write_all(file: Any, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def sync_folder(path: Path) -> None:
+    """Make renames and new names in *path* durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder so that a kill in between never leaves half of it under its own name."""
+    hidden = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-gone")
+    os.rename(path, hidden)
+    shutil.rmtree(hidden)
+
+
+def drop_leftovers(path: Path) -> None:
+    """What a process that died was writing. Only the holder of the lock may do this."""
+    for folder in (path, path / "rollouts", path / "checkpoints"):
+        for left in folder.glob(f".*{TEMPORARY}*"):
+            if left.is_dir():
+                shutil.rmtree(left)
+            else:
+                left.unlink()
+
+
+def steps_in(folder: Path) -> list[tuple[int, Path]]:
+    """What *folder* holds under the name of a step, in order."""
+    found = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]
+    return sorted((int(m[1]), p) for m, p in found if m)
+
+
+def plain(value: Any) -> Any:
+    """*value* as strict JSON carries it: what is not finite becomes ``None``, a numpy or torch scalar a number."""
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(v) for v in value]
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    number: Callable[[], Any] | None = getattr(value, "item", None)
+    if number is not None:
+        return plain(number())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    raise TypeError(f"{value!r} cannot be stored as JSON")
