@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ..errors import QuintainError, UsageError
+from ..errors import Interrupted, QuintainError, UsageError
 from .metrics import distinct
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
@@ -259,6 +259,8 @@ def run(
                 try:
                     _conducted(comparison, name, seed, shown)
                     failures.pop(path.name, None)
+                except Interrupted:
+                    raise
                 except QuintainError as e:
                     failures[path.name] = str(e)
                     shown.warn(f"{path.name} failed: {e}")
