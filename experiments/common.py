@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintain.training.intervals import Interval, t_interval
+from quintain_compare.intervals import Interval, t_interval
+from quintain_viewer import COLOURS, render_png, shade_between
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ROOT / "docs" / "experiments"
@@ -157,21 +158,11 @@ def differences(one: Line, other: Line, index: int = -1) -> list[float]:
 
 def picture(report: Report, footer: str) -> bytes:
     """The figure: means with 95 % bands over seeds, command and date below."""
-    import io
-
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    from quintain.training.compared import COLOURS
-    from quintain.training.curves import _STYLE
-
     columns = min(len(report.panels), 2)
     rows = -(-len(report.panels) // columns)
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(5.0 * columns, 3.5 * rows), dpi=120, layout="constrained")
+
+    def paint(figure: Any) -> None:
         figure.get_layout_engine().set(rect=(0, 0.06 / rows, 1, 1 - 0.06 / rows))  # room for the footer
-        FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False).flat
         for held, panel in zip(report.panels, panels, strict=False):
             for line, colour in zip(held.lines, COLOURS * 3, strict=False):
@@ -188,16 +179,15 @@ def picture(report: Report, footer: str) -> bytes:
         for empty in list(panels):
             empty.set_visible(False)
         figure.text(0.995, 0.002, footer, ha="right", va="bottom", fontsize=6.5, color="#8a8f98")
-        out = io.BytesIO()
-        figure.savefig(out, format="png")
-    return out.getvalue()
+
+    return render_png(paint, size=(5.0 * columns, 3.5 * rows), dpi=120)
 
 
 def _paint(panel: Any, line: Line, colour: str) -> None:
     found = [line.interval(i) for i in range(len(line.x))]
     low = [f.value if f.low is None else f.low for f in found]
     high = [f.value if f.high is None else f.high for f in found]
-    panel.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
+    shade_between(panel, line.x, low, high, colour)
     marker = "o" if len(line.x) < 12 else None
     panel.plot(
         line.x, [f.value for f in found], line.style, color=colour, lw=1.6, ms=3, marker=marker, label=line.label

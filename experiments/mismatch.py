@@ -21,12 +21,12 @@ from quintain.interfaces.algorithm import Row
 from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.loss import weighted_sum
 from quintain.learning.terms import Terms
-from quintain.training.compare import compared, run
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.training.seedling import build_model, build_tokenizer
-from quintain.training.standings import Standing, standings
+from quintain_compare.comparison import compared, run
+from quintain_compare.results import Standing, standings
 
 from .common import Line, Panel, Report, generator, main
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from quintain import __version__
+from quintain.registry.discovery import PLUGINS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -72,6 +73,14 @@ def test_manifest_and_entry_points_agree(member: Path) -> None:
 def test_members_support_the_same_pythons(member: Path) -> None:
     """3.11 and newer, everywhere."""
     assert ">=3.11" == TOOL.project(member)["project"]["requires-python"]
+
+
+def test_core_names_the_plugins_that_bring_commands() -> None:
+    """`PLUGINS` has every command of a member, and nothing that no member declares."""
+    declared = {key: TOOL.project(m)["project"]["name"] for m in MEMBERS[1:] for key in TOOL.declared(m)}
+
+    assert PLUGINS.items() <= declared.items()
+    assert {key for key in PLUGINS if key[0] == "command"} == {key for key in declared if key[0] == "command"}
 
 
 def test_version_stands_in_two_places() -> None:

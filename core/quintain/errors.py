@@ -38,6 +38,27 @@ from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
+__all__ = [
+    "BindingError",
+    "EnvironmentFault",
+    "EpisodeError",
+    "EpisodeTimeout",
+    "InfrastructureError",
+    "Interrupted",
+    "LimitReached",
+    "NoTasksError",
+    "PluginError",
+    "PolicyFault",
+    "QuintainError",
+    "RecipeError",
+    "RewardFault",
+    "RunError",
+    "RunLockedError",
+    "StorageError",
+    "UnknownNameError",
+    "UsageError",
+]
+
 
 class QuintainError(Exception):
     """Base of every deliberate error."""

@@ -17,7 +17,6 @@ import pytest
 from quintain.testing import isolated_plugins
 from quintain.training import alerts as alarms
 from quintain.training.alerts import ALARMS, Alarm, Band, Change, History, Watch, spells
-from quintain.training.curves import picture
 from quintain.training.run_folder import Record
 from quintain.training.screen import Screen
 from quintain.training.storage import plain
@@ -226,14 +225,6 @@ def test_when_they_rang() -> None:
     assert spells(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
     assert ending(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
     assert ending([{"step": 1}]) == ""
-
-
-def test_curves_are_shaded() -> None:
-    pytest.importorskip("matplotlib")
-    plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alarms": []} for i in range(1, 9)]
-    rung_run = [{**r, "alarms": [*BY_NAME, "of a later version"]} for r in plain_run]
-
-    assert picture(rung_run) != picture(plain_run)
 
 
 @pytest.mark.parametrize("alarm", ALARMS, ids=lambda a: a.name)

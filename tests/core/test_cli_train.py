@@ -24,8 +24,10 @@ from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.training import build as conducting
 from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
 from quintain.training.runs import list_runs
 from quintain.training.screen import program
+from quintain.training.summary import curves
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
@@ -264,3 +266,11 @@ def test_runs_says_that_the_model_grows(
     assert status == 130 and seen == ["running", "growing", "running"]
     assert "stopped; go on with: " in err and "quintain train --resume runs/doubling-1" in err
     assert main(["runs"]) == 0 and "stopped" in capsys.readouterr().out
+
+
+def test_the_summary_says_what_draws_the_curves(place: Path) -> None:
+    """Without the plugin a run has no picture, and one line says how to get one."""
+    with RunFolder.create("runs/plain", "") as folder:
+        assert curves(folder) == "pip install quintain-viewer draws the learning curves"
+        (folder.path / "curves.png").touch()
+        assert curves(folder) == "runs/plain/curves.png"

@@ -12,11 +12,8 @@ from typing import Any
 
 import pytest
 
-from quintain.errors import UsageError
 from quintain.evaluation.evaluate import Evaluation
-from quintain.training.curves import draw, picture
 from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
-from quintain.training.run_folder import RunFolder
 from quintain.training.storage import plain
 from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
 from quintain.types.sampling import Sampling
@@ -224,22 +221,6 @@ def test_one_evaluation_as_flat_numbers() -> None:
     assert m["accuracy"] == m["pass@1"] == m["reward"] == 0.5
     assert m["length.mean"] == 4
     assert all(isinstance(v, (int, float)) for v in m.values())
-
-
-def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    with RunFolder.create(tmp_path / "run", "x = 1") as folder:
-        with pytest.raises(UsageError, match="no metrics"):
-            draw(folder)
-        for step in range(1, 4):
-            out = held_out([evaluation(group(rollout(1.0)), group(rollout(0.0)))], [1.0]) if step == 2 else {}
-            groups = [group(rollout(1.0), rollout(0.0, shaping=Score(value=0.1)))]
-            folder.append({"step": step, **step_metrics(groups, held_out=out, learned={"entropy": 0.1})})
-        path = draw(folder)
-        assert path.parent == folder.path
-        assert path.read_bytes().startswith(b"\x89PNG")
-    assert picture([{"step": 1}]).startswith(b"\x89PNG")
-    assert picture([{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "success": None}]).startswith(b"\x89PNG")
 
 
 def documented() -> set[str]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -16,7 +18,7 @@ from quintain import cli
 from quintain.cli import COMMANDS, main
 from quintain.cli.listing import line_of
 from quintain.errors import InfrastructureError, RecipeError
-from quintain.registry.discovery import Component
+from quintain.registry.discovery import PLUGINS, Component
 from quintain.registry.lookup import Registry, isolated
 
 
@@ -108,6 +110,31 @@ def test_plugins_do_not_replace_our_commands() -> None:
         registry.add("command", "list", raises(RecipeError("mine")))
 
         assert "mine" not in cli.root.get_command(click.Context(cli.root), "list").help
+
+
+@pytest.mark.parametrize("name", [name for kind, name in PLUGINS if kind == "command"])
+def test_a_command_of_a_missing_plugin_names_it(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """One line with the pip command, and the status of a usage error, whatever options follow."""
+    with isolated(keep=["quintain"]):
+        assert 2 == main([name, "--steps", "3"])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"pip install {PLUGINS['command', name]}")
+
+
+def test_help_shows_the_summary_of_a_plugins_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From its manifest; without one, or with a faulty one, where the command is from."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    said = 'api = 1\n[[components]]\nkind = "command"\nname = "help_row_said"\nsummary = "Says what it does."'
+    rows = [package(tmp_path, "help_row_said", said), package(tmp_path, "help_row_faulty", "api = 9")]
+    with isolated(*(replace(row, kind="command") for row in rows)):
+        main(["--help"])
+
+    shown = capsys.readouterr().out
+    assert re.search(r"help_row_said +Says what it does\.", shown)
+    assert re.search(r"help_row_faulty +From dist-help_row_faulty", shown)
 
 
 def test_what_is_no_command_is_a_plugin_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,7 +37,7 @@ SAMPLES: tuple[Event, ...] = (
     StepEnd(step=1, metrics={"reward": 0.5}),
     EvaluationEnd(step=1, environment="arithmetic", split="dev", metrics={"accuracy": 0.9}),
     CheckpointSaved(step=1, path="/runs/demo/checkpoints/1", best=True),
-    RunEnd(step=1, status="finished", error="", summary={}),
+    RunEnd(folder="/runs/demo", step=1, status="finished", error="", summary={}),
 )
 
 

@@ -21,7 +21,7 @@ OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
 COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
 SERVER = "tests/plugins/test_openai_eval.py::test_eval_against_a_local_server"
-COMPARED = "tests/core/test_compare.py::test_a_comparison_from_end_to_end"
+COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {

@@ -16,6 +16,7 @@ import pytest
 from quintain.cli import COMMANDS, main
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import GROUPS
+from quintain.registry.lookup import current
 from quintain.registry.manifest import parse as parse_manifest
 from quintain.training.recipe.tables import Recipe
 from quintain.training.resolve import algorithm, cast_table
@@ -176,7 +177,9 @@ def test_commands_in_the_text_exist() -> None:
     spans = {(path.name, *span.split()) for path in PAGES for span in Page(path=path).spans}
     words = {(name, tool, rest[0]) for name, tool, *rest in (s for s in spans if len(s) > 2)}
 
-    assert not {w for w in words if w[1] == "quintain" and w[2] not in COMMANDS and w[2][0] != "-"}
+    commands = {*COMMANDS, *(component.name for component in current().components("command"))}
+
+    assert not {w for w in words if w[1] == "quintain" and w[2] not in commands and w[2][0] != "-"}
     assert not {w for w in words if w[1] == "make" and w[2] not in targets}
 
 

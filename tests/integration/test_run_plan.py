@@ -14,7 +14,7 @@ import pytest
 from quintain.errors import Interrupted, NoTasksError, UsageError
 from quintain.training import difficulty as probing
 from quintain.training.build import conduct
-from quintain.training.check import check
+from quintain.training.check import check_recipe
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -335,5 +335,5 @@ def test_an_order_by_level_without_levels_is_refused_at_the_start(model: Path) -
     """Before a model is loaded."""
     told = recipe(model, {"order": "level"}, environments=[{"use": f"{HERE}/babble.py:Flat"}])
     with pytest.raises(UsageError, match=r"environment '.*Flat' has no level"):
-        check(told)
-    check(recipe(model, {"order": "level"}))
+        check_recipe(told)
+    check_recipe(recipe(model, {"order": "level"}))

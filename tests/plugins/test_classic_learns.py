@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quintain.training.build import conduct
-from quintain.training.check import check
+from quintain.training.check import check_recipe
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -64,7 +64,7 @@ def run(path: Path, name: str, *steps: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("trpo", marks=pytest.mark.slow), "vineppo"])
 def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
-    check(recipe(name, 3))
+    check_recipe(recipe(name, 3))
     whole, resumed = run(tmp_path / "whole", name, 3), run(tmp_path / "resumed", name, 2, 3)
     assert len(whole) == 4
     assert whole == resumed

@@ -6,17 +6,21 @@ import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import __version__
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 
+if TYPE_CHECKING:
+    from ..registry.discovery import Component
+    from .options import Count as Count
+    from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
+
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
-    "compare": ("quintain.cli.compare:compare", "Run several recipes on equal tasks, seeds and budgets."),
     "start": ("quintain.cli.start:start", "Grow the small default model alone; `train` is quick then."),
     "sft": ("quintain.cli.sft:sft", "Train a model on demonstrations, rollouts or conversations."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
@@ -28,6 +32,17 @@ COMMANDS = {
 """Name to where the command is and what ``--help`` says of it; a row imports nothing."""
 
 INTERRUPTED = 130
+
+_HOME = {"Count": "options", "sigterm_as_ctrl_c": "train"}
+
+__all__ = sorted(["main", *_HOME], key=str.casefold)
+
+
+def __getattr__(name: str) -> Any:
+    # What commands of plugins share with ours; `quintain --help` imports neither.
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME[name]}", __name__), name)
 
 
 class Commands(click.Group):
@@ -41,11 +56,14 @@ class Commands(click.Group):
             module, _, attribute = COMMANDS[name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)
             return command
+        from ..registry.discovery import PLUGINS
         from ..registry.lookup import load
 
         try:
             loaded = load("command", name)
         except UnknownNameError as e:
+            if ("command", name) in PLUGINS:
+                raise  # it says what to install
             raise UnknownNameError.of("command", name, self.list_commands(ctx), "`quintain --help` shows all") from e
         if not isinstance(loaded, click.Command):
             raise PluginError(f"command {name!r} is a {type(loaded).__name__}; expected a click command")
@@ -61,7 +79,17 @@ class Commands(click.Group):
 def _plugin_commands() -> dict[str, str]:
     from ..registry.lookup import current
 
-    return {c.name: f"From {c.distribution} {c.version}." for c in current().components("command")}
+    return {component.name: _summary(component) for component in current().components("command")}
+
+
+def _summary(component: Component) -> str:
+    from ..registry.lookup import current
+
+    try:
+        entry = current().entry(component)
+    except PluginError:
+        entry = None  # `quintain list` shows what is wrong with the manifest
+    return entry.summary if entry else f"From {component.distribution} {component.version}."
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -66,10 +66,10 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     if dry_run:
-        from ..training.check import check
+        from ..training.check import check_recipe
 
         found = _recipe(recipe, **choices)
-        check(found)
+        check_recipe(found)
         click.echo(found.to_toml(), nl=False)
         return
     with _opened(recipe, resume, choices) as folder:
@@ -123,20 +123,19 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
-    from ..training.check import check
+    from ..training.check import check_recipe
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
         stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
         recipe = recipe.but({"run.name": free_name(recipe.run.folder, stem)})
-    check(recipe)  # a mistake in it must not take the name
+    check_recipe(recipe)  # a mistake in it must not take the name
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     from ..errors import Interrupted
     from ..training.build import conduct
-    from ..training.curves import draw
     from ..training.recipe.tables import Recipe
     from ..training.screen import for_terminal, program
 
@@ -150,14 +149,13 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
             message = f"{str(e) or 'stopped'}; go on with: {program()} train --resume {folder.path}"
             screen.note(message)
             raise click.Abort(message) from e
-    plot = draw(folder)
     if as_json:
         click.echo(json.dumps(summary))
         return
     if not quiet:
         from ..training.summary import show
 
-        show(summary, folder, plot)
+        show(summary, folder)
 
 
 @contextmanager

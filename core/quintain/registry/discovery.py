@@ -34,7 +34,11 @@ KINDS = {group: kind for kind, group in GROUPS.items()}
 PIECES = ("advantage", "objective", "correction", "aggregation", "admission", "update")
 """Prefixes of the names of algorithm pieces: ``objective.cispo`` is a piece, ``grpo`` a row."""
 
-PLUGINS = {("engine", "openai"): "quintain-openai"}
+PLUGINS = {
+    ("engine", "openai"): "quintain-openai",
+    ("command", "compare"): "quintain-compare",
+    ("hooks", "curves"): "quintain-viewer",
+}
 """Kind and name of components that a plugin of this repository brings, to the distribution to install."""
 
 Origin = Literal["built-in", "installed", "editable", "local"]

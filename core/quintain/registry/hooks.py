@@ -108,6 +108,7 @@ class RunEnd:
     """A run ends.
 
     Attributes:
+        folder: absolute path of its folder.
         step: the last step done.
         status: ``finished``, ``interrupted`` (it can be resumed) or ``failed``.
         error: one line, where it failed.
@@ -115,6 +116,7 @@ class RunEnd:
     """
 
     hook: ClassVar[str] = "quintain_on_run_end"
+    folder: str
     step: int
     status: str
     error: str

@@ -16,7 +16,7 @@ GIVEN = ("policy", "learner", "replay")
 """Service slots that every run fills itself: its engine, its learner, its episodes run again."""
 
 
-def check(recipe: Recipe) -> None:
+def check_recipe(recipe: Recipe) -> None:
     """Find out what can be known without loading a model: names, arguments, service slots, tasks.
 
     Raises:

@@ -25,6 +25,7 @@ async def train(run: Run) -> dict[str, Any]:
         RunError: the run cannot continue; every complete step is saved.
     """
     run.begin()
+    folder = str(run.folder.path.absolute())
     try:
         if not run.state.before:
             await before_training(run)
@@ -34,13 +35,13 @@ async def train(run: Run) -> dict[str, Any]:
         run.save()
         summary = run.summary(after=await run.final_evaluation("after"))
         run.folder.write_summary(summary)
-        run.hooks.emit(RunEnd(step=run.state.step, status="finished", error="", summary=summary))
+        run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary))
         return summary
     except Exception as error:
         with suppress(StorageError):  # the first error is the one to show
             run.save()
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
-        run.hooks.emit(RunEnd(step=run.state.step, status=status, error=str(error), summary={}))
+        run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status=status, error=str(error), summary={}))
         raise
     finally:
         run.report_hooks()

@@ -6,21 +6,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..registry.discovery import PLUGINS
+from ..registry.lookup import current
 from .alerts import spells
 from .screen import clock, program
 
 if TYPE_CHECKING:
     from .run_folder import RunFolder
 
+VIEWER = PLUGINS["hooks", "curves"]
+"""The distribution whose hook draws ``curves.png`` at the end of a run."""
 
-def show(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> None:
+
+def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
     """Before and after, what it cost, where everything is, what to do next."""
     print()
-    for name, text in rows(summary, folder, plot):
+    for name, text in rows(summary, folder):
         print(f"{name:<26}{text}")
 
 
-def rows(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> list[tuple[str, str]]:
+def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
     """What the table says, line by line."""
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
@@ -34,7 +39,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder, plot: Path | None) -> li
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
         *([("alarms", text)] if (text := alarms(folder.metrics())) else []),
         ("run folder", str(folder.path)),
-        *([("curves", str(plot))] if plot else []),
+        *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
         ("next", f"{program()} chat {folder.path}"),
         ("", f"{program()} eval {environment} --model {folder.path} --samples 8"),
@@ -61,6 +66,15 @@ def alarms(records: Sequence[Mapping[str, Any]]) -> str:
         still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
         rung.setdefault(name, []).append(f"{first}{still}")
     return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in rung.items())
+
+
+def curves(folder: RunFolder) -> str:
+    """Say where the learning curves are, or what draws them; empty where an installed plugin drew none."""
+    picture = folder.path / "curves.png"
+    if picture.is_file():
+        return str(picture)
+    installed = any(component.distribution == VIEWER for component in current().components("hooks"))
+    return "" if installed else f"pip install {VIEWER} draws the learning curves"
 
 
 def model_of(folder: RunFolder) -> Path | str:

@@ -13,8 +13,8 @@ pytest.importorskip("numpy", reason="fits need numpy, which comes with quintain[
 import numpy as np
 
 from quintain.errors import UsageError
-from quintain.training.fits import NoFit, RepeatedSampling, Sigmoid, least_squares, repeated_sampling, sigmoid
-from quintain.training.intervals import beta_share, f_quantile, t_interval, t_quantile
+from quintain_compare.fits import NoFit, RepeatedSampling, Sigmoid, least_squares, repeated_sampling, sigmoid
+from quintain_compare.intervals import beta_share, f_quantile, t_interval, t_quantile
 
 COMPUTE = [2.0**i for i in range(12)]
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from .curves import _STYLE
+from quintain.training import clock, write_atomically
+from quintain_viewer import COLOURS, add_legend, render_png, shade_between
+
 from .fits import NoFit, RepeatedSampling, Sigmoid
 from .intervals import Interval
-from .screen import clock
-from .standings import AXES
-from .storage import write_atomically
+from .results import AXES
 
 if TYPE_CHECKING:
-    from .standings import Band, Standing
-
-COLOURS = ("#1f5fa8", "#d9722e", "#3a8f5c", "#b3373f", "#7d5ba6", "#8a6d3b", "#c05a9c", "#4c9fb0", "#8a8f98")
-"""Told apart in grey, too: no two neighbours are of the same lightness."""
+    from .results import Band, Standing
 
 
 def draw(folder: Path, found: Sequence[Standing]) -> Path:
-    """Draw the comparison into its folder; the path of the picture. Raises as `picture`."""
+    """Draw the comparison into its folder; the path of the picture."""
     path = folder / "compare.png"
     write_atomically(path, picture(found))
     return path
@@ -33,19 +28,9 @@ def picture(found: Sequence[Standing]) -> bytes:
     """Reward against samples, tokens and seconds, and held-out accuracy against tokens, as a PNG.
 
     Lines are means over seeds, bands their 95 % t intervals; a dotted line is the fitted compute curve.
-
-    Raises:
-        UsageError: no matplotlib.
     """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as e:
-        raise UsageError("drawing curves needs matplotlib: pip install 'quintain[train]'") from e
-    with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(9.6, 6.4), dpi=144, layout="constrained")
-        FigureCanvasAgg(figure)  # type: ignore[no-untyped-call,unused-ignore]
+
+    def paint(figure: Any) -> None:
         panels = figure.subplots(2, 2)
         for panel, axis in zip(panels.flat, AXES, strict=False):
             panel.set_title(f"reward against {axis}")
@@ -63,10 +48,9 @@ def picture(found: Sequence[Standing]) -> bytes:
                 held_out.plot(band.x, fit, ":", color=colour, lw=1.2)
         for panel in panels.flat:
             panel.margins(x=0.01)
-        _legend(panels[0][0])
-        out = io.BytesIO()
-        figure.savefig(out, format="png")
-    return out.getvalue()
+        add_legend(panels[0][0])
+
+    return render_png(paint, size=(9.6, 6.4))
 
 
 def _colours(count: int) -> list[str]:
@@ -77,13 +61,8 @@ def _paint(panel: Any, band: Band | None, colour: str, label: str, mark: str = "
     if band is None:
         return
     if band.low is not None and band.high is not None:
-        panel.fill_between(band.x, band.low, band.high, color=colour, alpha=0.18, linewidth=0)
+        shade_between(panel, band.x, band.low, band.high, colour)
     panel.plot(band.x, band.mean, color=colour, lw=1.8, label=label, marker=mark)
-
-
-def _legend(panel: Any) -> None:
-    if panel.get_legend_handles_labels()[0]:
-        panel.legend(loc="best", fontsize=8.5)
 
 
 def show(found: Sequence[Standing], folder: Path, plot: Path) -> None:

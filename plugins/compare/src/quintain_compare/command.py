@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import UsageError
-from .options import Count
+from quintain.cli import Count, sigterm_as_ctrl_c
+from quintain.errors import Interrupted, UsageError
+from quintain.training import Recipe, bundled, override
 
 if TYPE_CHECKING:
-    from ..training.recipe.tables import Recipe
-    from ..training.screen import Screen
+    from quintain.training import Screen
 
 EPILOG = """
 \b
@@ -92,12 +91,11 @@ def compare(
 
     Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command goes on.
     """
-    from ..errors import Interrupted
-    from ..training.compare import Budget, check, compared, run
-    from ..training.compared import draw, show
-    from ..training.screen import for_terminal
-    from ..training.standings import failed, save, standings
-    from .train import sigterm_as_ctrl_c
+    from quintain.training import for_terminal
+
+    from .comparison import Budget, check, compared, run
+    from .report import draw, show
+    from .results import failed, save, standings
 
     found = _recipes(recipes, algorithms, overrides)
     comparison = compared(
@@ -162,17 +160,12 @@ def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequenc
 
 
 def _check_overrides(overrides: Sequence[str]) -> None:
-    from ..training.recipe.tables import override
-
     for pair in overrides:
         if fix := PLACED.get(override(pair)[0]):
             raise UsageError(f"--set {pair!r}: {fix}")
 
 
-def _recipe(path: str | None, overrides: Sequence[str]) -> Any:
-    from ..training.recipe.tables import Recipe
-
+def _recipe(path: str | None, overrides: Sequence[str]) -> Recipe:
     if path is not None:
         return Recipe.load(path, overrides)
-    text = (files("quintain") / "recipes" / "quickstart.toml").read_text(encoding="utf-8")
-    return Recipe.parse(text, overrides, source="quickstart.toml")
+    return Recipe.parse(bundled("quickstart"), overrides, source="quickstart.toml")

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import UsageError
+from quintain.errors import UsageError
+
 from .intervals import CONFIDENCE, f_quantile, t_quantile
 
 Array = NDArray[np.float64]

@@ -12,13 +12,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, get_args
 
-from ..errors import UsageError
-from .compare import Comparison
+from quintain.errors import UsageError
+from quintain.training import TRAINING, RunFolder, plain, write_atomically
+
+from .comparison import Comparison
 from .fits import NoFit, RepeatedSampling, Sigmoid, repeated_sampling, sigmoid
 from .intervals import Interval, t_interval
-from .metrics import TRAINING
-from .run_folder import RunFolder
-from .storage import plain, write_atomically
 
 Axis = Literal["samples", "tokens", "seconds"]
 AXES: tuple[Axis, ...] = get_args(Axis)

@@ -14,25 +14,25 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
+from quintain import training as conducting
 from quintain.cli import main
-from quintain.cli.compare import repeated
 from quintain.errors import Interrupted, PluginError, RunError, StorageError, UsageError
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.service import need
 from quintain.registry.lookup import isolated
-from quintain.training import build as conducting
-from quintain.training.compare import Budget, compared
-from quintain.training.compared import notes, picture, row
-from quintain.training.fits import NoFit, RepeatedSampling, Sigmoid
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
-from quintain.training.standings import Standing, standings
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
+from quintain_compare.command import repeated
+from quintain_compare.comparison import Budget, compared
+from quintain_compare.fits import NoFit, RepeatedSampling, Sigmoid
+from quintain_compare.report import notes, picture, row
+from quintain_compare.results import Standing, standings
 
-from .models import save_tiny
+from ..core.models import save_tiny
 
 RECIPE = """
 [run]
@@ -90,7 +90,7 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").symlink_to(model)
     (tmp_path / "ours.toml").write_text(RECIPE)
-    with isolated(keep=["quintain"]) as registry:
+    with isolated(keep=["quintain", "quintain-compare"]) as registry:
         registry.add("environment", "babble", Babble)
         registry.add("environment", "judged", Judged)
         registry.add("service", "judge", Judge)

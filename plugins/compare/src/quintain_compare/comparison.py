@@ -2,7 +2,7 @@
 
 Each recipe and seed is an ordinary run in a folder of its own, so what is finished is kept and what was interrupted
 goes on. Runs with the same seed start from the same model, see the same tasks in the same order and are measured on
-the same held-out tasks: differences are taken seed by seed, see `quintain.training.standings`.
+the same held-out tasks: differences are taken seed by seed, see `quintain_compare.results`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
-from ..errors import Interrupted, QuintainError, UsageError
-from .metrics import distinct
-from .recipe.tables import Recipe
-from .run_folder import RunFolder
-from .screen import Screen
+from quintain.errors import Interrupted, QuintainError, UsageError
+from quintain.training import Recipe, RunFolder, Screen, distinct
 
 if TYPE_CHECKING:
-    from ..interfaces.algorithm import Row
+    from quintain import Row
 
 Kind = Literal["steps", "samples", "tokens", "seconds"]
 ENDLESS = 1_000_000
@@ -129,7 +126,7 @@ def compared(
 
 
 def _row(name: str, recipe: Recipe) -> Row:
-    from .resolve import algorithm
+    from quintain.training import algorithm
 
     with _naming(name):
         return algorithm(recipe)
@@ -151,7 +148,7 @@ def _tasks(recipe: Recipe) -> list[dict[str, Any]]:
 
 
 def _measured(recipe: Recipe, row: Row) -> dict[str, Any]:
-    """When held-out tasks are tried, which, and how: just as `quintain.training.run.Run.hold_out` tries them."""
+    """When held-out tasks are tried, which, and how: just as a run tries them."""
     table = recipe.evaluation
     how = asdict(table.how(recipe.sampling).but(interrupt=row.plan.interrupt))
     return {**table.model_dump(exclude={"temperature", "max_tokens"}), **how}
@@ -197,7 +194,7 @@ def check(comparison: Comparison) -> None:
     Raises:
         UsageError: a recipe does not fit what is installed, or a run in the folder has another recipe.
     """
-    from .check import check as check_recipe
+    from quintain.training import check_recipe
 
     for name, recipe in comparison.recipes.items():
         with _naming(name):
@@ -215,7 +212,7 @@ def check(comparison: Comparison) -> None:
 
 def _held(recipe: Recipe) -> dict[str, Any]:
     """What else measuring takes from a recipe: how far an episode may go, and the services that answer and judge."""
-    from .resolve import algorithm, cast_table, chosen
+    from quintain.training import algorithm, cast_table, chosen
 
     services = chosen(recipe, algorithm(recipe))
     found: dict[str, Any] = {}
@@ -271,7 +268,7 @@ def run(
 
 
 def _conducted(comparison: Comparison, name: str, seed: int, screen: Screen) -> None:
-    from .build import conduct
+    from quintain.training import conduct
 
     path, recipe = comparison.path(name, seed), comparison.recipe(name, seed)
     exists = (path / "recipe.toml").is_file()

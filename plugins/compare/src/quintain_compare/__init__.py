@@ -1,0 +1,1 @@
+"""``quintain compare``: several recipes on equal tasks, seeds and budgets, intervals and fitted laws."""

@@ -1,0 +1,113 @@
+"""The learning curves of a run as a picture, and the hook that draws them at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quintain.errors import UsageError
+from quintain.training import RunFolder, spells, write_atomically
+
+from .figure import BLUE, GREEN, GREY, ORANGE, RED, add_legend, render_png, shade_between
+
+Records = Sequence[Mapping[str, Any]]
+_REWARD_PANEL = 1
+_PANEL_OF = {"held_out_falls": 0, "all_solved": 0, "truncated": 2, "entropy_collapse": 3}
+
+
+def quintain_on_run_end(event: Any) -> None:
+    """Draw the curves of a run that has finished; one that was interrupted or failed has none yet."""
+    if event.status == "finished":
+        draw(RunFolder(event.folder, lock=False))
+
+
+def draw(folder: RunFolder) -> Path:
+    """Draw the curves of a run into its folder and return the path of the picture. Raises as `picture`."""
+    path = folder.path / "curves.png"
+    write_atomically(path, picture(folder.metrics(), title=folder.name))
+    return path
+
+
+def picture(metrics: Records, *, title: str = "") -> bytes:
+    """Draw reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG.
+
+    The steps on which an alarm was on are shaded in the panel that it concerns.
+
+    Args:
+        metrics: records of ``metrics.jsonl``.
+
+    Raises:
+        UsageError: there is no record.
+    """
+    if not metrics:
+        raise UsageError("no metrics to draw: the run has not finished a step")
+
+    def paint(figure: Any) -> None:
+        panels = figure.subplots(2, 2, sharex=True)
+        for panel, paint_panel in zip(panels.flat, (_accuracy, _reward, _lengths, _entropy), strict=True):
+            paint_panel(panel, metrics)
+            panel.margins(x=0.01)
+        for name, first, last in spells(metrics):
+            _shade_alarm(panels.flat[_PANEL_OF.get(name, _REWARD_PANEL)], name, first, last)
+        for panel in panels[1]:
+            panel.set_xlabel("step")
+        if title:
+            figure.suptitle(title, fontsize=12, x=0.012, ha="left")
+
+    return render_png(paint, size=(9.6, 5.4))
+
+
+def _accuracy(panel: Any, metrics: Records) -> None:
+    panel.set_title("held-out accuracy")
+    panel.set_ylim(-0.03, 1.03)
+    panel.yaxis.set_major_formatter("{x:.0%}")
+    _line(panel, metrics, "success", GREY, "train samples", alpha=0.8, width=1.2)
+    measured = [m for m in metrics if m.get("held_out.accuracy") is not None]
+    steps = [m["step"] for m in measured]
+    low, high = ([m.get(f"held_out.{k}") for m in measured] for k in ("low", "high"))
+    if measured and None not in low and None not in high:
+        shade_between(panel, steps, low, high)
+    if measured:
+        values = [m["held_out.accuracy"] for m in measured]
+        panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label="held out, 95 % interval")
+        panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), (-2, -14), textcoords="offset points", ha="right")
+    add_legend(panel, "lower right")
+
+
+def _reward(panel: Any, metrics: Records) -> None:
+    panel.set_title("reward of train samples")
+    shaped = any("reward.shaping.mean" in m for m in metrics)
+    _line(panel, metrics, "reward.mean", ORANGE, "with shaping" if shaped else "")
+    if shaped:
+        _line(panel, metrics, "reward.verdict.mean", BLUE, "verdict")
+    add_legend(panel, "best")
+
+
+def _lengths(panel: Any, metrics: Records) -> None:
+    panel.set_title("length (tokens)")
+    _line(panel, metrics, "length.right", GREEN, "right")
+    _line(panel, metrics, "length.wrong", RED, "wrong")
+    _line(panel, metrics, "length.mean", GREY, "all", alpha=0.8, width=1.2)
+    add_legend(panel, "best")
+
+
+def _entropy(panel: Any, metrics: Records) -> None:
+    panel.set_title("entropy (nats per token)")
+    _line(panel, metrics, "entropy", BLUE, "")
+    panel.set_ylim(bottom=0)
+
+
+def _shade_alarm(panel: Any, name: str, first: int, last: int) -> None:
+    panel.axvspan(first - 0.5, last + 0.5, color=RED, alpha=0.08, linewidth=0)
+    place = {"xycoords": ("data", "axes fraction"), "rotation": 90, "va": "top", "ha": "left"}
+    panel.annotate(name.replace("_", " "), (first, 0.97), color=RED, fontsize=7.5, **place)
+
+
+def _line(
+    panel: Any, metrics: Records, name: str, colour: str, label: str, *, alpha: float = 1.0, width: float = 1.8
+) -> None:
+    points = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
+    if points:
+        mark = "o" if len(points) == 1 else None
+        panel.plot(*zip(*points, strict=True), color=colour, lw=width, alpha=alpha, marker=mark, label=label or None)

@@ -1,0 +1,52 @@
+"""Figures in one style, as PNG files: what the learning curves, comparisons and studies share."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Sequence
+from typing import Any
+
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#b6bac1",
+    "axes.grid": True,
+    "axes.titlesize": 11,
+    "axes.titlelocation": "left",
+    "axes.titleweight": "bold",
+    "axes.labelcolor": "#4a4f57",
+    "grid.color": "#e6e8eb",
+    "font.size": 9.5,
+    "legend.frameon": False,
+    "xtick.color": "#6b7078",
+    "ytick.color": "#6b7078",
+}
+COLOURS = ("#1f5fa8", "#d9722e", "#3a8f5c", "#b3373f", "#7d5ba6", "#8a6d3b", "#c05a9c", "#4c9fb0", "#8a8f98")
+"""Distinct in grey, too: no two neighbours have the same lightness."""
+BLUE, ORANGE, GREEN, RED, *_, GREY = COLOURS
+
+
+def render_png(paint: Callable[[Any], None], *, size: tuple[float, float], dpi: int = 144) -> bytes:
+    """Call *paint* with an empty figure of *size* inches and return the result as a PNG."""
+    import matplotlib  # takes half a second: a run loads this plugin at its start and draws at its end
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=size, dpi=dpi, layout="constrained")
+        paint(figure)
+        out = io.BytesIO()
+        figure.savefig(out, format="png")
+    return out.getvalue()
+
+
+def shade_between(
+    panel: Any, x: Sequence[float], low: Sequence[float], high: Sequence[float], colour: str = BLUE
+) -> None:
+    """Shade the interval from *low* to *high* along *x*."""
+    panel.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+
+
+def add_legend(panel: Any, place: str = "best") -> None:
+    """Add a legend where something on *panel* has a label."""
+    if panel.get_legend_handles_labels()[0]:
+        panel.legend(loc=place, fontsize=8.5)

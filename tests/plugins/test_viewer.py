@@ -1,0 +1,56 @@
+"""Learning curves: drawn into the folder of a run that has finished, shaded where an alarm was on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import UsageError
+from quintain.registry.hooks import Hooks, RunEnd
+from quintain.registry.lookup import isolated
+from quintain.training.alerts import ALARMS
+from quintain.training.metrics import held_out, step_metrics
+from quintain.training.run_folder import RunFolder
+from quintain.training.summary import curves
+from quintain.types.rollout import Score
+from quintain_viewer import draw, picture
+
+from ..core.test_health import evaluation, group, rollout
+
+
+@pytest.mark.parametrize("status", ["finished", "interrupted", "failed"])
+def test_the_hook_draws_the_curves_of_a_finished_run(tmp_path: Path, status: str) -> None:
+    """The installed plugin draws at the end of a run, and the summary then names the picture."""
+    with RunFolder.create(tmp_path / "run", "x = 1") as folder:
+        folder.append({"step": 1, "reward.mean": 0.5})
+    with isolated(keep=["quintain-viewer"]):
+        hooks = Hooks.installed(strict=True)
+        assert ["quintain-viewer/curves"] == hooks.plugins
+        hooks.emit(RunEnd(folder=str(folder.path), step=1, status=status, error="", summary={}))
+        shown = curves(folder)
+
+    assert shown == (str(folder.path / "curves.png") if status == "finished" else "")
+    assert (folder.path / "curves.png").exists() == (status == "finished")
+
+
+def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", "x = 1") as folder:
+        with pytest.raises(UsageError, match="no metrics"):
+            draw(folder)
+        for step in range(1, 4):
+            out = held_out([evaluation(group(rollout(1.0)), group(rollout(0.0)))], [1.0]) if step == 2 else {}
+            groups = [group(rollout(1.0), rollout(0.0, shaping=Score(value=0.1)))]
+            folder.append({"step": step, **step_metrics(groups, held_out=out, learned={"entropy": 0.1})})
+        path = draw(folder)
+        assert path.parent == folder.path
+        assert path.read_bytes().startswith(b"\x89PNG")
+    assert picture([{"step": 1}]).startswith(b"\x89PNG")
+    assert picture([{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "success": None}]).startswith(b"\x89PNG")
+
+
+def test_curves_are_shaded() -> None:
+    plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alarms": []} for i in range(1, 9)]
+    rung_run = [{**r, "alarms": [*(alarm.name for alarm in ALARMS), "of a later version"]} for r in plain_run]
+
+    assert picture(rung_run) != picture(plain_run)
