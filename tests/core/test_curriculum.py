@@ -2,81 +2,26 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from random import Random
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import NoTasksError, PluginError, RecipeError, RunError, UsageError
-from quintain.interfaces.environment import Environment
-from quintain.interfaces.reward import reward
-from quintain.interfaces.sampling_plan import Plan
-from quintain.training import task_order as selection
+from quintain.errors import NoTasksError, PluginError, RecipeError, RunError
 from quintain.training import tasks as curriculum
-from quintain.training.tasks import Curriculum, Pick
-from quintain.types.rollout import Rollout
-from quintain.types.task import Task
+from quintain.training.tasks import Curriculum
 
-
-@reward
-def right(rollout: Rollout[Task, None]) -> float:
-    return 1.0
-
-
-class Finite(Environment[Task, None]):
-    reward = right
-    size: int = 5
-    word: str = "f"
-
-    def tasks(self, split: str) -> Iterable[Task]:
-        return (Task(prompt=f"{self.word}{i}", level=i % 4) for i in range(self.size))
-
-
-class Endless(Environment[Task, None]):
-    reward = right
-
-    def tasks(self, split: str) -> Iterator[Task]:
-        return (Task(prompt=f"e{i}", level=i * 7 % 10) for i in itertools.count())
-
-
-class Repeating(Environment[Task, None]):
-    reward = right
-
-    def tasks(self, split: str) -> Iterator[Task]:
-        return (Task(prompt=f"r{i % 3}", level=i % 3) for i in itertools.count())
-
-
-class Broken(Environment[Task, None]):
-    reward = right
-    fault: str = "raise"
-
-    def tasks(self, split: str) -> Iterator[Task]:
-        yield Task(prompt="one")
-        if self.fault == "raise":
-            raise OSError("no such file")
-        if self.fault == "usage":
-            raise RecipeError("path is wrong")
-        yield "two"  # type: ignore[misc]
+from .splits import Broken, Endless, Finite, Repeating, prompts
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_window() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(curriculum, "WINDOW", 64)
-        patch.setattr(selection, "WINDOW", 64)
-        patch.setattr(curriculum, "POOL", 256)
-        patch.setattr(selection, "POOL", 256)
         yield
-
-
-def prompts(c: Curriculum, count: int) -> list[str]:
-    return [str(p.task.prompt) for p in c.pick(count)]
 
 
 def test_every_pass_shows_all_tasks_once_in_another_order() -> None:
@@ -90,7 +35,7 @@ def test_every_pass_shows_all_tasks_once_in_another_order() -> None:
 
 
 def test_a_split_longer_than_the_window_is_still_seen_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(selection, "WINDOW", 8)
+    monkeypatch.setattr(curriculum, "WINDOW", 8)
     c = Curriculum([Finite(size=50)])
     for _ in range(2):
         assert sorted(prompts(c, 50)) == sorted(f"f{i}" for i in range(50))
@@ -125,192 +70,6 @@ def test_visits_count_how_often_a_task_came_up_before() -> None:
     assert Counter(p.visit for p in again) == {0: 2, 1: 2}
 
 
-PLANS = {
-    "shuffled": Plan(),
-    "level": Plan(order="level"),
-    "failures": Plan(order="failures"),
-    "retire": Plan(retire=0.9),
-    "level, retire": Plan(order="level", retire=0.5),
-    "failures, retire": Plan(order="failures", retire=0.75),
-}
-
-
-def step(c: Curriculum, count: int, draw: Random) -> list[Pick]:
-    """Picks whose tasks went somehow; easy levels better."""
-    picks = c.pick(count)
-    c.record({p.index: (sum(draw.random() < 0.8 - (p.task.level or 0) / 20 for _ in range(4)), 4) for p in picks})
-    return picks
-
-
-@pytest.mark.parametrize("name", PLANS)
-@given(st.integers(0, 40), st.integers(0, 40), st.booleans())
-@settings(max_examples=20, deadline=None)
-def test_going_on_from_a_state_picks_what_would_have_come(name: str, before: int, after: int, kept: bool) -> None:
-    """In every order, with or without a difficulty filter."""
-
-    def make() -> Curriculum:
-        return Curriculum(
-            [Finite(size=7), Endless(), Repeating()], weights=[1, 2, 0.5], seed=3, plan=PLANS[name], horizon=90
-        )
-
-    original, resumed = make(), make()
-    if kept:
-        original.keep([[t.id for t in tasks[::2]] for tasks in original.candidates()])
-    draw = Random(1)
-    for count in (before // 3, before - before // 3):
-        step(original, count, draw)
-    state = json.loads(json.dumps(original.state()))
-    resumed.restore(state)
-    assert resumed.state() == state
-    assert resumed.probed == kept
-    drawn = draw.getstate()
-    for count in (after // 2, after - after // 2):
-        expected = step(original, count, draw)
-        draw_again = Random()
-        draw_again.setstate(drawn)
-        assert step(resumed, count, draw_again) == expected
-        drawn = draw_again.getstate()
-    assert resumed.state() == original.state()
-
-
-def test_a_state_taken_before_a_step_undoes_it() -> None:
-    """What an interrupted step picked is picked again."""
-    for plan in PLANS.values():
-        c, other = (Curriculum([Finite(size=7)], seed=3, plan=plan) for _ in range(2))
-        step(c, 9, Random(0))
-        before = c.state()
-        given_up = c.pick(5)
-        other.restore(before)
-        assert before == other.state() != c.state()
-        assert given_up == other.pick(5)
-
-
-def test_easy_to_hard_once_over_the_run() -> None:
-    """As many tasks as the run tries are sorted together; a smaller split is gone through pass by pass."""
-    c = Curriculum([Endless()], plan=Plan(order="level"), horizon=50)
-    levels = [p.task.level for p in c.pick(50)]
-    assert levels == sorted(levels)
-    assert len(set(levels)) > 5
-    again = [p.task.level for p in c.pick(50)]
-    assert again == sorted(again)
-
-    small = Curriculum([Finite(size=12)], plan=Plan(order="level"), horizon=50, seed=1)
-    first, second = small.pick(12), small.pick(12)
-    for picks in (first, second):
-        assert [p.task.level for p in picks] == sorted(p.task.level or 0 for p in picks)
-        assert len({p.task.id for p in picks}) == 12
-    assert [p.task for p in first] != [p.task for p in second]  # equal levels are shuffled
-
-
-def test_no_levels_to_sort_by() -> None:
-    """The error names environment and fix."""
-
-    class Flat(Finite):
-        def tasks(self, split: str) -> Iterable[Task]:
-            return [Task(prompt="?")]
-
-    with pytest.raises(UsageError, match=r"environment 'mine' has no level; give its tasks a `level`"):
-        Curriculum([Flat()], names=["mine"], plan=Plan(order="level")).pick(1)
-
-
-def test_failures_are_drawn_in_proportion_to_how_often_they_fail() -> None:
-    """Task i succeeds i times in 4; what was never tried counts as always failed."""
-    c = Curriculum([Finite(size=5)], plan=Plan(order="failures"), seed=5)
-    wins = {f"f{i}": i for i in range(5)}
-    counts: Counter[str] = Counter()
-    for _ in range(4000):
-        (pick,) = c.pick(1)
-        counts[str(pick.task.prompt)] += 1
-        c.record({pick.index: (wins[str(pick.task.prompt)], 4)})
-    assert counts["f4"] == 1  # solved always, so once is enough
-    for i in range(4):
-        share = (4 - i) / 10
-        assert abs(counts[f"f{i}"] / 4000 - share) < 4 * (share * (1 - share) / 4000) ** 0.5
-
-
-def test_what_is_under_way_is_drawn_again_only_where_nothing_else_is_left() -> None:
-    """A step does not try one task twice, unless it tries more tasks than there are."""
-    c = Curriculum([Finite(size=6)], plan=Plan(order="failures"))
-    assert len({p.task.id for p in c.pick(6)}) == 6
-    assert {p.task.id for p in c.pick(1)} < {t.id for t in Finite(size=6).tasks("train")}
-    c.record(dict.fromkeys(range(7), (4, 4)))
-    assert len({p.task.id for p in c.pick(6)}) == 6  # all are solved: evenly drawn, not stuck
-
-
-def test_the_window_of_failures_moves_over_a_long_split() -> None:
-    """As many draws as a window has tasks, then the next window: the whole split comes up."""
-    c = Curriculum([Finite(size=600)], plan=Plan(order="failures"))
-    seen = [{p.task.id for p in c.pick(n)} for n in (256, 256, 88)]
-    assert [256, 256, 88] == [len(s) for s in seen]
-    assert len(set.union(*seen)) == 600
-
-
-@pytest.mark.parametrize("order", ["shuffled", "level", "failures"])
-def test_retired_tasks_are_not_drawn_until_all_are(order: Any) -> None:
-    """Tasks that reached the rate are left alone; once all did, they come back, and it is told."""
-    c = Curriculum([Finite(size=6)], names=["mine"], plan=Plan(order=order, retire=0.75), horizon=600)
-    easy = {t.id for t in list(Finite(size=6).tasks("train"))[:4]}
-
-    def go(count: int, hard: int) -> list[str]:
-        picks = [c.pick(1)[0] for _ in range(count)]
-        c.record({p.index: (3, 4) if p.task.id in easy else (hard, 4) for p in picks})
-        return [p.task.id for p in picks]
-
-    go(24, hard=2)
-    assert {"curriculum.retired": 4} == c.metrics()
-    assert easy.isdisjoint(go(40, hard=2))
-    assert [] == c.notices()
-    go(400, hard=4)  # their rate over the run rises past 0.75
-    assert {"curriculum.retired": 6} == c.metrics()
-    assert len(set(go(24, hard=0))) == 6
-    (notice,) = c.notices()
-    assert "all tasks of 'mine' in reach are retired: they come back" in notice
-    assert {"curriculum.retired": 4} == c.metrics()
-    assert [] == c.notices()
-
-
-def test_an_endless_split_that_repeats_itself_does_not_hang_when_all_is_retired() -> None:
-    """After very many retired tasks in a row they come back."""
-    c = Curriculum([Repeating()], plan=Plan(retire=1.0))
-    c.pick(9)
-    c.record(dict.fromkeys(range(9), (1, 1)))
-    assert 3 == c.metrics()["curriculum.retired"]
-    assert c.pick(1)
-    assert 1 == len(c.notices())
-
-
-def test_failed_groups_say_nothing_about_a_task() -> None:
-    """Without a valid member there is no success rate."""
-    c = Curriculum([Finite(size=3)], plan=Plan(retire=0.5))
-    c.pick(3)
-    c.record({0: (0, 0), 1: (1, 1)})
-    assert {"curriculum.retired": 1} == c.metrics()
-
-
-def test_a_difficulty_filter_leaves_only_what_it_keeps() -> None:
-    """Candidates are the first of the shuffled split, as many as the run expects to try; the kept come pass by pass."""
-    c = Curriculum([Finite(size=40), Endless()], weights=[1, 3], horizon=40)
-    some, many = c.candidates()
-    assert (10, 30) == (len(some), len(many))
-    assert c.candidates() == [some, many]
-    c.keep([[t.id for t in some[:3]], [t.id for t in many[:5]]])
-    picks = c.pick(80)
-    assert {t.id for t in some[:3]} == {p.task.id for p in picks if p.environment == 0}
-    assert {t.id for t in many[:5]} == {p.task.id for p in picks if p.environment == 1}
-    whole = Curriculum([Finite(size=7), Repeating()], horizon=10_000)
-    assert [7, 3] == [len(tasks) for tasks in whole.candidates()]
-
-
-def test_kept_tasks_that_are_gone_are_noticed() -> None:
-    """A checkpoint whose tasks are not there any more cannot be resumed."""
-    c = Curriculum([Finite(size=7)], names=["mine"])
-    c.keep([[t.id for t in c.candidates()[0][:2]]])
-    with pytest.raises(RunError, match="1 of the 2 tasks of 'mine' that were kept after probing are not there"):
-        Curriculum([Finite(size=6)], names=["mine"]).restore(
-            {**c.state(), "kept": [[Task(prompt="f0", level=0).id, Task(prompt="gone").id]]}
-        )
-
-
 def test_changed_tasks_are_noticed() -> None:
     c = Curriculum([Finite(size=7)], names=["mine"])
     c.pick(4)
@@ -334,3 +93,16 @@ def test_nothing_to_pick() -> None:
 def test_environments_that_break(fault: str, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Curriculum([Broken(fault=fault)], names=["mine"]).pick(1)
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+@settings(max_examples=20, deadline=None)
+def test_going_on_from_a_state_picks_what_would_have_come(before: int, after: int) -> None:
+    def make() -> Curriculum:
+        return Curriculum([Finite(size=7), Endless(), Repeating()], weights=[1, 2, 0.5], seed=3)
+
+    original, resumed = make(), make()
+    original.pick(before)
+    resumed.restore(json.loads(json.dumps(original.state())))
+    assert resumed.state() == original.state()
+    assert resumed.pick(after) == original.pick(after)

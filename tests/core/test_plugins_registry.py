@@ -177,6 +177,7 @@ def test_groups_are_the_contract() -> None:
         "algorithm": "quintain.algorithms",
         "engine": "quintain.engines",
         "learner": "quintain.learners",
+        "curriculum": "quintain.curricula",
         "service": "quintain.services",
         "command": "quintain.commands",
         "hooks": "quintain.plugins",

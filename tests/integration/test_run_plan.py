@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from quintain.errors import Interrupted, NoTasksError, UsageError
-from quintain.training import difficulty as probing
 from quintain.training.build import conduct
 from quintain.training.check import check_recipe
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.types.transcript import Source
+from quintain_curricula import difficulty as probing
 
 from ..core.models import save_tiny
 

@@ -23,6 +23,7 @@ GROUPS = {
     "algorithm": "quintain.algorithms",
     "engine": "quintain.engines",
     "learner": "quintain.learners",
+    "curriculum": "quintain.curricula",
     "service": "quintain.services",
     "command": "quintain.commands",
     "hooks": "quintain.plugins",

@@ -29,7 +29,7 @@ from .loop import train
 from .metrics import distinct
 from .recipe.tables import Recipe
 from .replays import Replays, named
-from .resolve import Casting, algorithm, cast_table, chosen, engine_kind, shares
+from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, engine_kind, shares
 from .run import Run, RunState
 from .run_folder import RunFolder
 from .screen import Screen
@@ -205,7 +205,7 @@ def mirror_for(recipe: Recipe, row: Row, model: LoadedModel) -> Snapshot | None:
 
 def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], row: Row) -> Curriculum:
     """Which tasks come when."""
-    return Curriculum(
+    return curriculum_kind(row.plan)(
         environments,
         weights=[row.weight for row in recipe.environments],
         names=[row.use for row in recipe.environments],

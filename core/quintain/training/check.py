@@ -9,8 +9,7 @@ from ..models.load import as_device
 from ..registry.binding import check_args
 from ..services.manager import plan
 from .recipe.tables import Recipe
-from .resolve import Casting, algorithm, cast_table, chosen, engine_kind, shares
-from .task_order import level_of
+from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, engine_kind, shares
 
 GIVEN = ("policy", "learner", "replay")
 """Service slots that every run fills itself: its engine, its learner, its episodes run again."""
@@ -80,8 +79,7 @@ def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
     """
     environment = casting.make({})
     (first,) = tasks_of(environment, "train", 1, name=casting.name)
-    if row.plan.order == "level":
-        level_of(first, casting.name)
+    curriculum_kind(row.plan).check(first, casting.name, row.plan)
     table = recipe.evaluation
     final = table.test
     for used, split, key in (

@@ -12,7 +12,6 @@ from typing import Any
 
 from ..errors import Interrupted, StorageError
 from ..registry.hooks import RunEnd
-from .difficulty import filter_tasks
 from .metrics import flat, step_metrics
 from .run import Run
 
@@ -48,9 +47,13 @@ async def train(run: Run) -> dict[str, Any]:
 
 
 async def before_training(run: Run) -> None:
-    """Evaluate the initial policy, drop the tasks that the difficulty filter rejects, and record both as step 0."""
+    """Evaluate the initial policy, let the curriculum look at its tasks, and record both as step 0."""
     run.state.before = await run.final_evaluation("before")
-    metrics = {"step": 0, **flat("held_out", await run.evaluate_if_due()), **await filter_tasks(run)}
+    metrics = {
+        "step": 0,
+        **flat("held_out", await run.evaluate_if_due()),
+        **await run.collector.curriculum.prepare(run),
+    }
     run.folder.append(metrics)
     run.alerts.see(metrics)
 

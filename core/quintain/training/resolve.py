@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import BindingError, PluginError, RecipeError, UsageError
+from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
 from ..interfaces.algorithm import Row
 from ..interfaces.engine import SharesModule, TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward
+from ..interfaces.sampling_plan import Plan
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
 from .recipe.rewards import parse_reward
 from .recipe.tables import Component, EnvironmentTable, Recipe
+from .tasks import Curriculum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,25 @@ def algorithm(recipe: Recipe) -> Row:
         raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(row).__name__}; expected a Row")
     made: Row = bind(row, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
     return made
+
+
+def curriculum_kind(plan: Plan) -> type[Curriculum]:
+    """The class of the curriculum that *plan* needs.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    shuffled = plan.order == "shuffled" and plan.retire is None and not plan.probe
+    if shuffled:
+        return Curriculum
+    try:
+        kind: type[Curriculum] = current().load("curriculum", "adaptive")
+    except UnknownNameError as e:
+        raise UsageError(
+            "the plan orders tasks, drops solved ones or filters them by difficulty, and no curriculum that does so is "
+            "installed: pip install quintain-curricula"
+        ) from e
+    return kind
 
 
 def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:

@@ -1,19 +1,18 @@
-"""Which tasks a step tries.
+"""Which tasks a step tries: the train splits of the environments, shuffled and mixed by weight.
 
-Everything here is a function of (environments, weights, seed, plan), of the number of tasks picked so far and, where
-the plan asks for it, of how they went. So the state is small, and going on from a checkpoint repeats the picking,
-without running anything, up to there.
+Everything here is a function of (environments, weights, seed) and of the number of tasks picked so far. So the state is
+small: a resumed run repeats the picking, without running anything, up to where the checkpoint was taken. A curriculum
+that adapts to how tasks went is a subclass in a plugin (see `quintain-curricula`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate
+from itertools import accumulate, islice
+from random import Random
 from typing import Any
 
 from ..errors import NoTasksError, PluginError, QuintainError, RunError, said_by
@@ -21,8 +20,11 @@ from ..interfaces.environment import Environment
 from ..interfaces.sampling_plan import Plan
 from ..types.sampling import derived_seed
 from ..types.task import Task
-from .task_order import POOL, WINDOW, Pool, chosen_of, first_pass
 
+TaskReader = Callable[[], Iterator[Task]]
+
+WINDOW = 4096
+"""Tasks drawn among at a time. A split of no more is shuffled whole, a longer or endless one as it streams past."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -43,22 +45,55 @@ class Pick:
     visit: int
 
 
+class TaskStream:
+    """Endless tasks of one split, shuffled anew for every pass.
+
+    Args:
+        read: starts a pass over the split.
+        seed: of this stream alone.
+    """
+
+    def __init__(self, read: TaskReader, seed: int) -> None:
+        self.read, self.seed = read, seed
+        self.restart()
+
+    def restart(self) -> None:
+        """Go back to the first task."""
+        self._stream = shuffled(self.read, self.seed)
+        self._digest = hashlib.sha256()
+
+    def next(self) -> tuple[int, Task]:
+        """The number of the pass, from 0, and its next task.
+
+        Raises:
+            NoTasksError: the split has none.
+        """
+        number, task = next(self._stream)
+        self._digest.update(f"{task.id}\x1e".encode())
+        return number, task
+
+    def draw(self) -> Task:
+        """The next task to try."""
+        return self.next()[1]
+
+    def fingerprint(self) -> str:
+        """Digest of all tasks read so far."""
+        return self._digest.hexdigest()
+
+
 class Curriculum:
     """Mixes the train splits of several environments by weight.
 
-    Each split is shuffled by the seed, and shuffled anew for every pass over it; a plan may order it otherwise (see
-    `quintain.training.task_order.Pool`). The mix follows the weights evenly: after n picks each
-    environment is within a few picks of its share.
+    Each split is shuffled by the seed, and shuffled anew for every pass over it. The mix follows the weights evenly:
+    after n picks each environment is within a few picks of its share.
 
     Args:
         environments: where tasks come from.
         weights: share of each; equal by default. They need not add up to 1.
         names: what errors call them.
         seed: of the run.
-        plan: order and retirement.
-        horizon: how many picks the run will make if nothing is refused; 0 is not known. With ``order = "level"`` so
-            many tasks are sorted together, so that the run goes from easy to hard once (a smaller split: pass by pass);
-            as many are probed.
+        plan: read by curricula that adapt.
+        horizon: how many picks the run makes if no group is refused; 0 is not known. For curricula that look ahead.
     """
 
     def __init__(
@@ -77,151 +112,84 @@ class Curriculum:
         self._weights = list(weights or [1.0] * len(self._environments))
         self._bounds = list(accumulate(self._weights))
         self._seed, self._split = seed, split
-        self._plan, self._horizon = plan or Plan(), horizon
-        self._kept: list[list[str]] | None = None
-        self._probed: list[int] = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
-        self._pools = [self._pool(i) for i in range(len(self._environments))]
+        self.plan, self._horizon = plan or Plan(), horizon
+        self._streams = [self.stream(i) for i in range(len(self._environments))]
         self._begin()
 
+    @classmethod
+    def check(cls, task: Task, name: str, plan: Plan) -> None:
+        """Refuse an environment whose first *task* lacks what the plan orders by; nothing here."""
+
+    async def prepare(self, run: Any) -> dict[str, Any]:
+        """Look at the tasks with the starting policy of *run* (a `Run`), before the first step; return metrics of step
+        0. Nothing here.
+        """
+        return {}
+
+    def stream(self, at: int) -> TaskStream:
+        """The tasks of environment *at*."""
+        return TaskStream(self.reader(at), derived_seed(self._seed, "curriculum", at))
+
     def _begin(self) -> None:
-        for pool in self._pools:
-            pool.restart()
+        for stream in self._streams:
+            stream.restart()
         self._offset = derived_seed(self._seed, "mix")
         self._visits: Counter[str] = Counter()
         self._drawn = 0
-        self._open: list[Pick] = []
-
-    def _share(self, at: int) -> int:
-        """Picks of an environment that are to be expected, at most `POOL`."""
-        return max(1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL))
-
-    def _pool(self, at: int) -> Pool:
-        size = {"shuffled": 1, "level": self._share(at), "failures": POOL}[self._plan.order]
-        return Pool(
-            self._reader(at),
-            seed=derived_seed(self._seed, "curriculum", at),
-            order=self._plan.order,
-            size=size,
-            retire=self._plan.retire,
-            name=self._names[at],
-        )
 
     def pick(self, count: int) -> list[Pick]:
         """The next *count* tasks.
 
         Raises:
             NoTasksError: an environment has none.
-            UsageError: tasks are to come by level and one has none.
         """
         return [self._next() for _ in range(count)]
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """How the tasks picked since the last call went: by the index of the pick, how many of how many valid members
-        succeeded.
+        """Learn how the tasks picked since the last call went: by the index of the pick, how many of how many valid
+        rollouts succeeded. A shuffled curriculum does not look at it.
         """
-        for pick in self._open:
-            right, tried = outcomes.get(pick.index, (0, 0))
-            self._pools[pick.environment].record(pick.task.id, right, tried)
-        self._open.clear()
-
-    @property
-    def probed(self) -> bool:
-        """Whether `keep` has said which tasks there are."""
-        return self._kept is not None
-
-    def candidates(self) -> list[list[Task]]:
-        """What probing looks at, by environment: the first tasks in shuffled order, as many as the run expects to try.
-
-        At most `WINDOW` of each; of a smaller split all.
-        """
-        return [self._candidates(at) for at in range(len(self._environments))]
-
-    def _candidates(self, at: int) -> list[Task]:
-        return first_pass(self._reader(at), derived_seed(self._seed, "curriculum", at), self._probed[at])
-
-    def keep(self, kept: Sequence[Sequence[str]]) -> None:
-        """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
-
-        Raises:
-            RunError: one is no candidate.
-        """
-        self._kept = [list(ids) for ids in kept]
-        for at, ids in enumerate(self._kept):
-            tasks = chosen_of(self._candidates(at), ids, self._names[at])
-            self._pools[at].read = partial(iter, tasks)
-        self._begin()
 
     def notices(self) -> list[str]:
-        """What people should hear of, once."""
-        found = [line for pool in self._pools for line in pool.notices]
-        for pool in self._pools:
-            pool.notices.clear()
-        return found
+        """Messages for the user that have not been given yet."""
+        return []
 
     def metrics(self) -> dict[str, int]:
-        """How many tasks are retired, where the plan retires any."""
-        return {} if self._plan.retire is None else {"curriculum.retired": sum(len(p.retired) for p in self._pools)}
+        """Metrics of the curriculum; none here."""
+        return {}
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
-        state: dict[str, Any] = {"picked": self._drawn, "fingerprint": self._fingerprint()}
-        if self._plan.order != "shuffled":
-            state["sizes"] = [pool.size for pool in self._pools]
-        if self._kept is not None:
-            state |= {"probed": list(self._probed), "kept": [list(ids) for ids in self._kept]}
-        if self._adaptive:
-            state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._pools]}
-        return state
-
-    @property
-    def _adaptive(self) -> bool:
-        return any(pool.adaptive for pool in self._pools)
+        return {"picked": self._drawn, "fingerprint": self._fingerprint()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to where `state` was taken, by picking again from the start where that is enough.
+        """Go back to where `state` was taken, by picking again from the start.
 
         Raises:
-            RunError: the environments now yield other tasks than they did, or the plan is another one.
+            RunError: the environments now yield other tasks than they did.
         """
-        for pool, size in zip(self._pools, state.get("sizes", ()), strict=False):
-            pool.size = size
-        if "kept" in state:
-            self._probed = list(state["probed"])
-            self.keep(state["kept"])
         self._begin()
-        if self._adaptive:
-            self._take_up(state)
-        else:
-            for _ in range(state["picked"]):
-                self._next()
-            self.record({})
+        self._return_to(state)
         if state["fingerprint"] != self._fingerprint():
             raise RunError(
                 f"the environments {', '.join(self._names)} do not yield the tasks of the checkpoint any more, so the "
                 "run cannot go on as it was; restore the data it began with, or start a new run from its model"
             )
 
-    def _take_up(self, state: Mapping[str, Any]) -> None:
-        if "pools" not in state:
-            raise RunError(
-                "the checkpoint does not say how its tasks went, as its plan did not ask for it; go on with the plan "
-                "it was made with, or start a new run from its model"
-            )
-        self._drawn, self._visits = state["picked"], Counter(state["visits"])
-        for pool, held in zip(self._pools, state["pools"], strict=True):
-            pool.restore(held)
+    def _return_to(self, state: Mapping[str, Any]) -> None:
+        for _ in range(state["picked"]):
+            self._next()
 
     def _fingerprint(self) -> str:
-        """Of the tasks that were read, in their order."""
-        return hashlib.sha256("".join(pool.fingerprint() for pool in self._pools).encode()).hexdigest()[:16]
+        """Digest of the tasks that were read, in their order."""
+        return hashlib.sha256("".join(stream.fingerprint() for stream in self._streams).encode()).hexdigest()[:16]
 
     def _next(self) -> Pick:
         at = self._which(self._drawn)
-        task = self._pools[at].draw()
+        task = self._streams[at].draw()
         pick = Pick(environment=at, task=task, index=self._drawn, visit=self._visits[task.id])
         self._visits[task.id] += 1
         self._drawn += 1
-        self._open.append(pick)
         return pick
 
     def _which(self, index: int) -> int:
@@ -229,7 +197,8 @@ class Curriculum:
         point = (self._offset + index * _GOLDEN) % 2**64 / 2**64 * self._bounds[-1]
         return next((i for i, bound in enumerate(self._bounds) if point < bound), len(self._bounds) - 1)
 
-    def _reader(self, at: int) -> Callable[[], Iterator[Task]]:
+    def reader(self, at: int) -> TaskReader:
+        """A function that starts a pass over the tasks of environment *at*, checked one by one."""
         environment, name = self._environments[at], self._names[at]
 
         def read() -> Iterator[Task]:
@@ -251,3 +220,23 @@ class Curriculum:
                 )
 
         return read
+
+
+def shuffled(read: TaskReader, seed: int) -> Iterator[tuple[int, Task]]:
+    """Passes over a split without end, each in another order: a random one of the next `WINDOW` tasks at a time.
+
+    Yields the number of the pass, from 0, and a task.
+    """
+    number = 0
+    while True:
+        rng = Random(derived_seed(seed, number))
+        source = read()
+        window = list(islice(source, WINDOW))
+        for task in source:
+            at = rng.randrange(len(window))
+            yield number, window[at]
+            window[at] = task
+        rng.shuffle(window)
+        for task in window:
+            yield number, task
+        number += 1

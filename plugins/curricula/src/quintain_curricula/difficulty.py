@@ -8,16 +8,23 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import NoTasksError
-from ..rollouts.runner import Job, run_groups
-from ..types.rollout import Group
-from ..types.sampling import derived_seed
-from ..types.task import Task
-from .metrics import failures_in, success_of, times
-from .storage import plain, write_atomically
+from quintain import Group, Task
+from quintain.errors import NoTasksError
+from quintain.training import (
+    Job,
+    derived_seed,
+    failures_in,
+    plain,
+    run_groups,
+    success_of,
+    times,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
-    from .run import Run
+    from quintain.training import Run
+
+    from .adaptive import AdaptiveCurriculum
 
 Rates = dict[str, float | None]
 CHUNK = 256
@@ -44,7 +51,7 @@ class Probed:
     failures: dict[str, int] = field(default_factory=dict)
 
 
-async def filter_tasks(run: Run) -> dict[str, Any]:
+async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
     """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
 
     The success rates go into ``probe.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
@@ -58,7 +65,7 @@ async def filter_tasks(run: Run) -> dict[str, Any]:
     Raises:
         NoTasksError: an environment has no task left.
     """
-    plan, curriculum = run.collector.row.plan, run.collector.curriculum
+    plan = curriculum.plan
     if not plan.probe or curriculum.probed:
         return {}
     candidates = curriculum.candidates()

@@ -1,28 +1,23 @@
-"""The tasks of one environment, in the order in which a run tries them."""
+"""The tasks of one environment, in the order in which a run tries them: by level, by failures, without solved ones."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from collections.abc import Mapping
 from random import Random
 from typing import Any, Literal
 
-from ..errors import RunError, UsageError
-from ..types.sampling import derived_seed
-from ..types.task import Task
+from quintain import Task
+from quintain.errors import RunError, UsageError
+from quintain.training import TaskReader, TaskStream, derived_seed, shuffled
 
 Order = Literal["shuffled", "level", "failures"]
-Read = Callable[[], Iterator[Task]]
 
-WINDOW = 4096
-"""Tasks drawn among at a time. A split of no more is shuffled whole, a longer or endless one as it streams past."""
 POOL = 16_384
 """Tasks that an order by level or by failures looks at together, at most."""
 _TOLERANCE = 1e-9
 
 
-class Pool:
+class Pool(TaskStream):
     """Endless tasks of one split: shuffled, anew for every pass; then, window by window, in another order if asked.
 
     A window is the next *size* tasks of a pass (at its end fewer). ``level`` goes through each window once, from easy
@@ -41,12 +36,12 @@ class Pool:
     Attributes:
         read: as given; another one counts from the next `restart`.
         retired: ids that are not drawn.
-        notices: what people should hear of; whoever shows them empties the list.
+        notices: messages for the user; whoever shows them empties the list.
     """
 
     def __init__(
         self,
-        read: Read,
+        read: TaskReader,
         *,
         seed: int,
         order: Order = "shuffled",
@@ -54,18 +49,17 @@ class Pool:
         retire: float | None = None,
         name: str = "",
     ) -> None:
-        self.read, self._seed, self._order, self._name = read, seed, order, name
+        self._order, self._name = order, name
         self.size, self._retire = size, retire
         self.notices: list[str] = []
-        self.restart()
+        super().__init__(read, seed)
 
     def restart(self) -> None:
         """Go back to the first task, with nothing recorded."""
+        super().restart()
         self._history: dict[str, tuple[int, int]] = {}
         self.retired: set[str] = set()
-        self._stream = shuffled(self.read, self._seed)
         self._ahead: tuple[int, Task] | None = None
-        self._digest = hashlib.sha256()
         self._window: list[Task] = []
         self._start = 0  # tasks of the stream before the window
         self._taken = 0  # draws from the window
@@ -108,10 +102,6 @@ class Pool:
             self.retired.add(task)
         else:
             self.retired.discard(task)
-
-    def fingerprint(self) -> str:
-        """Of all tasks read so far."""
-        return self._digest.hexdigest()
 
     def state(self) -> dict[str, Any]:
         """Plain data; where the pool stands."""
@@ -165,9 +155,7 @@ class Pool:
         if self._ahead is not None:
             found, self._ahead = self._ahead, None
             return found
-        number, task = next(self._stream)
-        self._digest.update(f"{task.id}\x1e".encode())
-        return number, task
+        return self.next()
 
     def _by_failures(self) -> Task | None:
         """One of the window; ``None`` where all of it is retired."""
@@ -178,7 +166,7 @@ class Pool:
         weights = [1.0 - _rate(self._history.get(t.id, (0, 1))) for t in left]
         if not any(weights):
             weights = [1.0] * len(left)
-        rng = Random(derived_seed(self._seed, "draw", self._start + self._taken))
+        rng = Random(derived_seed(self.seed, "draw", self._start + self._taken))
         return rng.choices(left, weights)[0]
 
 
@@ -200,27 +188,7 @@ def _rate(counts: tuple[int, int]) -> float:
     return counts[0] / counts[1]
 
 
-def shuffled(read: Read, seed: int) -> Iterator[tuple[int, Task]]:
-    """Passes over a split without end, each in another order: a random one of the next `WINDOW` tasks at a time.
-
-    Yields the number of the pass, from 0, and a task.
-    """
-    number = 0
-    while True:
-        rng = Random(derived_seed(seed, number))
-        source = read()
-        window = list(islice(source, WINDOW))
-        for task in source:
-            at = rng.randrange(len(window))
-            yield number, window[at]
-            window[at] = task
-        rng.shuffle(window)
-        for task in window:
-            yield number, task
-        number += 1
-
-
-def first_pass(read: Read, seed: int, count: int) -> list[Task]:
+def first_pass(read: TaskReader, seed: int, count: int) -> list[Task]:
     """The first *count* different tasks of the first pass, in its order; all of them where there are fewer.
 
     Of an endless split that repeats itself no more than `POOL` are looked at.

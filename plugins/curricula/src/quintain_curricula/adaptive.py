@@ -1,0 +1,158 @@
+"""A curriculum that orders tasks by level or by failures, drops solved tasks, and filters tasks by difficulty."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from quintain import Environment, Plan, Task
+from quintain.errors import RunError
+from quintain.training import WINDOW, Curriculum, Pick, derived_seed
+
+from .difficulty import filter_tasks
+from .pool import POOL, Pool, chosen_of, first_pass, level_of
+
+
+class AdaptiveCurriculum(Curriculum):
+    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see `Pool`).
+
+    With ``order = "level"`` as many tasks are sorted together as the run will pick (`horizon`), so that it goes from
+    easy to hard once (a smaller split: pass by pass); as many are looked at by the difficulty filter.
+    """
+
+    _streams: list[Pool]  # type: ignore[assignment]
+
+    def __init__(self, environments: Sequence[Environment[Any, Any]], **settings: Any) -> None:
+        self._kept: list[list[str]] | None = None
+        super().__init__(environments, **settings)
+        self._probed = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
+
+    @classmethod
+    def check(cls, task: Task, name: str, plan: Plan) -> None:
+        """Refuse an environment without levels where the plan orders by them.
+
+        Raises:
+            UsageError: *task* has no level.
+        """
+        if plan.order == "level":
+            level_of(task, name)
+
+    async def prepare(self, run: Any) -> dict[str, Any]:
+        """Filter the tasks by difficulty, where the plan asks for it; see `filter_tasks`."""
+        return await filter_tasks(self, run)
+
+    def _begin(self) -> None:
+        super()._begin()
+        self._open: list[Pick] = []
+
+    def _share(self, at: int) -> int:
+        """Picks of an environment that are to be expected, at most `POOL`."""
+        return max(1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL))
+
+    def stream(self, at: int) -> Pool:
+        size = {"shuffled": 1, "level": self._share(at), "failures": POOL}[self.plan.order]
+        return Pool(
+            self.reader(at),
+            seed=derived_seed(self._seed, "curriculum", at),
+            order=self.plan.order,
+            size=size,
+            retire=self.plan.retire,
+            name=self._names[at],
+        )
+
+    def _next(self) -> Pick:
+        pick = super()._next()
+        self._open.append(pick)
+        return pick
+
+    def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
+        """How the tasks picked since the last call went: by the index of the pick, how many of how many valid members
+        succeeded.
+        """
+        for pick in self._open:
+            right, tried = outcomes.get(pick.index, (0, 0))
+            self._streams[pick.environment].record(pick.task.id, right, tried)
+        self._open.clear()
+
+    @property
+    def probed(self) -> bool:
+        """Whether `keep` has said which tasks there are."""
+        return self._kept is not None
+
+    def candidates(self) -> list[list[Task]]:
+        """What probing looks at, by environment: the first tasks in shuffled order, as many as the run expects to try.
+
+        At most `WINDOW` of each; of a smaller split all.
+        """
+        return [self._candidates(at) for at in range(len(self._environments))]
+
+    def _candidates(self, at: int) -> list[Task]:
+        return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._probed[at])
+
+    def keep(self, kept: Sequence[Sequence[str]]) -> None:
+        """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
+
+        Raises:
+            RunError: one is no candidate.
+        """
+        self._kept = [list(ids) for ids in kept]
+        for at, ids in enumerate(self._kept):
+            tasks = chosen_of(self._candidates(at), ids, self._names[at])
+            self._streams[at].read = partial(iter, tasks)
+        self._begin()
+
+    def notices(self) -> list[str]:
+        """Messages for the user that have not been given yet."""
+        found = [line for pool in self._streams for line in pool.notices]
+        for pool in self._streams:
+            pool.notices.clear()
+        return found
+
+    def metrics(self) -> dict[str, int]:
+        """How many tasks are retired, where the plan retires any."""
+        return {} if self.plan.retire is None else {"curriculum.retired": sum(len(p.retired) for p in self._streams)}
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        state = super().state()
+        if self.plan.order != "shuffled":
+            state["sizes"] = [pool.size for pool in self._streams]
+        if self._kept is not None:
+            state |= {"probed": list(self._probed), "kept": [list(ids) for ids in self._kept]}
+        if self._adaptive:
+            state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._streams]}
+        return state
+
+    @property
+    def _adaptive(self) -> bool:
+        return any(pool.adaptive for pool in self._streams)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go back to where `state` was taken.
+
+        Raises:
+            RunError: the environments now yield other tasks than they did, or the plan is another one.
+        """
+        for pool, size in zip(self._streams, state.get("sizes", ()), strict=False):
+            pool.size = size
+        if "kept" in state:
+            self._probed = list(state["probed"])
+            self.keep(state["kept"])
+        super().restore(state)
+
+    def _return_to(self, state: Mapping[str, Any]) -> None:
+        if not self._adaptive:
+            super()._return_to(state)
+            self.record({})
+            return
+        if "pools" not in state:
+            raise RunError(
+                "the checkpoint does not say how its tasks went, as its plan did not ask for it; go on with the plan "
+                "it was made with, or start a new run from its model"
+            )
+        self._drawn, self._visits = state["picked"], Counter(state["visits"])
+        for pool, pool_state in zip(self._streams, state["pools"], strict=True):
+            pool.restore(pool_state)
