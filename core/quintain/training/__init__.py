@@ -33,28 +33,58 @@ if TYPE_CHECKING:
     from .screen import for_terminal as for_terminal
     from .storage import plain as plain
     from .storage import write_atomically as write_atomically
+    from .tasks import WINDOW as WINDOW
     from .tasks import Curriculum as Curriculum
     from .tasks import Pick as Pick
     from .tasks import TaskReader as TaskReader
     from .tasks import TaskStream as TaskStream
-    from .tasks import WINDOW as WINDOW
     from .tasks import shuffled as shuffled
 
 _HOMES = {
-    "..rollouts.runner": ("Job", "run_groups",),
+    "..rollouts.runner": (
+        "Job",
+        "run_groups",
+    ),
     "..types.sampling": ("derived_seed",),
     ".alerts": ("spells",),
     ".build": ("conduct",),
     ".check": ("check_recipe",),
-    ".metrics": ("TRAINING", "distinct", "failures_in", "success_of", "times",),
+    ".metrics": (
+        "TRAINING",
+        "distinct",
+        "failures_in",
+        "success_of",
+        "times",
+    ),
     ".recipe.load": ("bundled",),
-    ".recipe.tables": ("Recipe", "override",),
-    ".resolve": ("algorithm", "cast_table", "chosen",),
+    ".recipe.tables": (
+        "Recipe",
+        "override",
+    ),
+    ".resolve": (
+        "algorithm",
+        "cast_table",
+        "chosen",
+    ),
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
-    ".screen": ("Screen", "clock", "for_terminal",),
-    ".storage": ("plain", "write_atomically",),
-    ".tasks": ("Curriculum", "Pick", "TaskReader", "TaskStream", "WINDOW", "shuffled",),
+    ".screen": (
+        "Screen",
+        "clock",
+        "for_terminal",
+    ),
+    ".storage": (
+        "plain",
+        "write_atomically",
+    ),
+    ".tasks": (
+        "Curriculum",
+        "Pick",
+        "TaskReader",
+        "TaskStream",
+        "WINDOW",
+        "shuffled",
+    ),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
