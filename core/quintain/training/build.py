@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from ..services.manager import opened
 from ..types.sampling import derived_seed
 from .checkpoint import Checkpoint, Keeper, latest
 from .collect import Collector
+from .interrupts import stop_on_signal
 from .loop import train
 from .metrics import distinct
 from .recipe.tables import Recipe
@@ -114,7 +114,12 @@ async def _conduct(
             folder.truncate_after(-1)  # not even the line of before training
             run.state = RunState(seconds=seconds)
         await run.weight_sync.publish(learner.weights())
-        with stopping(run):
+        loop = asyncio.get_running_loop()
+        with stop_on_signal(
+            screen,
+            "stopping and saving; once more to stop at once",
+            on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
+        ):
             return await train(run)
 
 
@@ -225,24 +230,3 @@ def setting_for(recipe: Recipe, row: Row, engine: TokenEngine, services: Mapping
         concurrency=recipe.batch.concurrency or engine.concurrency or Setting.concurrency,
         retries=recipe.batch.retries,
     )
-
-
-@contextmanager
-def stopping(run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM stop the run after saving; a second Ctrl-C stops at once."""
-    loop = asyncio.get_running_loop()
-
-    def ask() -> None:
-        if run.stop.is_set():
-            raise KeyboardInterrupt
-        run.stop.set()
-        run.screen.note("stopping and saving; once more to stop at once")
-
-    heard = [signal.SIGINT, signal.SIGTERM]
-    for number in heard:
-        loop.add_signal_handler(number, ask)
-    try:
-        yield
-    finally:
-        for number in heard:
-            loop.remove_signal_handler(number)
