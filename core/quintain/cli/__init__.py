@@ -15,6 +15,7 @@ from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from ..registry.discovery import Component
+    from .evaluate import services_of as services_of
     from .options import Count as Count
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
@@ -22,7 +23,6 @@ COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
     "start": ("quintain.cli.start:start", "Grow the small default model alone; `train` is quick then."),
-    "sft": ("quintain.cli.sft:sft", "Train a model on demonstrations, rollouts or conversations."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),
     "list": ("quintain.cli.listing:list_", "List what is installed, importing none of it."),
@@ -33,7 +33,7 @@ COMMANDS = {
 
 INTERRUPTED = 130
 
-_HOME = {"Count": "options", "sigterm_as_ctrl_c": "train"}
+_HOME = {"Count": "options", "services_of": "evaluate", "sigterm_as_ctrl_c": "train"}
 
 __all__ = sorted(["main", *_HOME], key=str.casefold)
 

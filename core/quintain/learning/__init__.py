@@ -1,10 +1,20 @@
 """Learning: the pieces of the methods, the table of presets, and the learner that runs them. Needs torch."""
 
+from ..types.transcript import TrainingSequence
 from .algorithms import PRESETS
 from .batch import Batch, Sample
 from .learner import Learner
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as admission
+from .supervised import (
+    SupervisedUpdate,
+    demonstrations_of,
+    encode_conversation,
+    end_of_turn,
+    join_thought,
+    split_thought,
+    supervised_updates,
+)
 from .terms import Terms
 
 __all__ = [
@@ -12,10 +22,18 @@ __all__ = [
     "Batch",
     "Learner",
     "Sample",
+    "SupervisedUpdate",
     "Terms",
+    "TrainingSequence",
     "admission",
     "advantages",
     "aggregation",
     "corrections",
+    "demonstrations_of",
+    "encode_conversation",
+    "end_of_turn",
+    "join_thought",
     "objectives",
+    "split_thought",
+    "supervised_updates",
 ]

@@ -1,1 +1,31 @@
-"""The model: loading, the layers as plain functions, and the tokenizer behind a codec. Needs torch and transformers."""
+"""The model: loading, the layers as plain functions, and the tokenizer behind a codec. Needs torch and transformers.
+
+The names below are what plugins may import from here; each module is imported when one of its names is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..interfaces.tokenizer import Codec as Codec
+    from .load import LoadedModel as LoadedModel
+    from .load import load_model as load_model
+
+_HOMES = {"..interfaces.tokenizer": ("Codec",), ".load": ("LoadedModel", "load_model")}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME, key=str.casefold)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOME[name], __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

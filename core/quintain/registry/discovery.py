@@ -38,6 +38,7 @@ PIECES = ("advantage", "objective", "correction", "aggregation", "admission", "u
 PLUGINS = {
     ("engine", "openai"): "quintain-openai",
     ("command", "compare"): "quintain-compare",
+    ("command", "sft"): "quintain-sft",
     ("hooks", "curves"): "quintain-viewer",
 }
 """Kind and name of components that a plugin of this repository brings, to the distribution to install."""

@@ -64,8 +64,7 @@ class Registry:
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
-            if (kind, name) in PLUGINS:
-                plugin = PLUGINS[kind, name]
+            if plugin := PLUGINS.get((kind, name)):
                 raise UnknownNameError(f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}")
             if (error := meant(kind, name)) is not None:
                 raise error

@@ -11,27 +11,41 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..rollouts.runner import Job as Job
     from ..rollouts.runner import run_groups as run_groups
+    from ..services.manager import BY_OPTION as BY_OPTION
+    from ..services.manager import Choice as Choice
     from ..types.sampling import derived_seed as derived_seed
     from .alerts import spells as spells
     from .build import conduct as conduct
+    from .build import learner_options as learner_options
+    from .build import seed_everything as seed_everything
     from .check import check_recipe as check_recipe
+    from .checkpoint import save_model as save_model
+    from .interrupts import stop_on_signal as stop_on_signal
     from .metrics import TRAINING as TRAINING
     from .metrics import distinct as distinct
     from .metrics import failures_in as failures_in
     from .metrics import success_of as success_of
     from .metrics import times as times
     from .recipe.load import bundled as bundled
+    from .recipe.tables import EnvironmentTable as EnvironmentTable
     from .recipe.tables import Recipe as Recipe
     from .recipe.tables import override as override
     from .resolve import algorithm as algorithm
     from .resolve import cast_table as cast_table
     from .resolve import chosen as chosen
+    from .resolve import opened_environments as opened_environments
     from .run import Run as Run
     from .run_folder import RunFolder as RunFolder
+    from .runs import find_run as find_run
+    from .runs import free_name as free_name
+    from .runs import model_named as model_named
     from .screen import Screen as Screen
     from .screen import clock as clock
     from .screen import for_terminal as for_terminal
+    from .starter import fresh as fresh
     from .storage import plain as plain
+    from .storage import steps_in as steps_in
+    from .storage import storing as storing
     from .storage import write_atomically as write_atomically
     from .tasks import WINDOW as WINDOW
     from .tasks import Curriculum as Curriculum
@@ -41,50 +55,25 @@ if TYPE_CHECKING:
     from .tasks import shuffled as shuffled
 
 _HOMES = {
-    "..rollouts.runner": (
-        "Job",
-        "run_groups",
-    ),
+    "..rollouts.runner": ("Job", "run_groups"),
+    "..services.manager": ("BY_OPTION", "Choice"),
     "..types.sampling": ("derived_seed",),
     ".alerts": ("spells",),
-    ".build": ("conduct",),
+    ".build": ("conduct", "learner_options", "seed_everything"),
     ".check": ("check_recipe",),
-    ".metrics": (
-        "TRAINING",
-        "distinct",
-        "failures_in",
-        "success_of",
-        "times",
-    ),
+    ".checkpoint": ("save_model",),
+    ".interrupts": ("stop_on_signal",),
+    ".metrics": ("TRAINING", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
-    ".recipe.tables": (
-        "Recipe",
-        "override",
-    ),
-    ".resolve": (
-        "algorithm",
-        "cast_table",
-        "chosen",
-    ),
+    ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
+    ".resolve": ("algorithm", "cast_table", "chosen", "opened_environments"),
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
-    ".screen": (
-        "Screen",
-        "clock",
-        "for_terminal",
-    ),
-    ".storage": (
-        "plain",
-        "write_atomically",
-    ),
-    ".tasks": (
-        "Curriculum",
-        "Pick",
-        "TaskReader",
-        "TaskStream",
-        "WINDOW",
-        "shuffled",
-    ),
+    ".runs": ("find_run", "free_name", "model_named"),
+    ".screen": ("Screen", "clock", "for_terminal"),
+    ".starter": ("fresh",),
+    ".storage": ("plain", "steps_in", "storing", "write_atomically"),
+    ".tasks": ("Curriculum", "Pick", "TaskReader", "TaskStream", "WINDOW", "shuffled"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import Plan
 from ..registry.binding import bind, signature_of
 from ..registry.lookup import current
+from ..services.manager import IN_RECIPE, Choice, opened
 from .recipe.rewards import parse_reward
 from .recipe.tables import Component, EnvironmentTable, Recipe
 from .tasks import Curriculum
@@ -90,6 +92,25 @@ def cast(
 def cast_table(table: EnvironmentTable) -> Casting:
     """`cast` for one ``[[environments]]`` of a recipe."""
     return cast(table.use, table.args, reward=table.reward, shaping=table.shaping, system=table.system, table=table)
+
+
+@asynccontextmanager
+async def opened_environments(
+    castings: Sequence[Casting], choices: Mapping[str, Choice], *, fix: str = IN_RECIPE
+) -> AsyncIterator[tuple[list[Environment[Any, Any]], dict[str, Any]]]:
+    """Start the services that environments need, except the policy; yield the environments and the services by slot.
+
+    Args:
+        choices: what fills a slot.
+        fix: how an error says to fill a ``{slot}``.
+
+    Raises:
+        RecipeError: nothing fills a slot.
+        BindingError: an argument of an environment does not fit.
+    """
+    slots = {slot for casting in castings for slot in casting.slots} - {"policy"}
+    async with opened(choices, slots, {}, fix=fix) as services:
+        yield [casting.make({**services, "policy": None}) for casting in castings], services
 
 
 def _reward(name: str) -> Any:

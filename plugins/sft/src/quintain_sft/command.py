@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import UsageError
-from .options import Count
+from quintain.cli import Count
+from quintain.errors import UsageError
 
 if TYPE_CHECKING:
-    from ..models.load import LoadedModel
-    from ..training.recipe.tables import Recipe
-    from ..training.screen import Screen
-    from ..training.sft import Tuned, Update
-    from ..training.sft_sources import Source
+    from quintain.models import LoadedModel
+    from quintain.training import Recipe, Screen
+
+    from .sources import Source
+    from .tuning import EpochUpdate, SFTReport
 
 EPILOG = """
 \b
@@ -56,40 +55,42 @@ NOTES = 20
     help='Folder, run, Hugging Face id, or "default": the small model that Quintain brings, untrained.',
 )
 @click.option("--out", "-o", type=click.Path(path_type=Path), help="Folder to write.  [default: sft/SOURCE-N]")
-@click.option("--epochs", type=Count(1), default=3, show_default=True, help="Passes over the examples.")
+@click.option("--epochs", type=Count(1), default=3, show_default=True, help="Number of passes over the examples.")
 @click.option("--lr", type=float, help="Highest learning rate.  [default: 1e-5; 1e-3 for the default model]")
-@click.option("--batch", type=Count(1), default=32, show_default=True, help="Examples an update.")
+@click.option("--batch", type=Count(1), default=32, show_default=True, help="Examples per update.")
 @click.option(
     "--examples",
     type=Count(1),
     default=10_000,
     show_default=True,
-    help="So many at most, the first ones; of a run its last steps'.",
+    help="Maximum number of examples: the first ones, of a run those of its last steps.",
 )
 @click.option(
-    "--min-reward", type=float, default=1.0, show_default=True, help="Of rollouts: the least verdict to imitate."
+    "--min-reward", type=float, default=1.0, show_default=True, help="Least reward of the rollouts to imitate."
 )
-@click.option("--truncated", is_flag=True, help="Of rollouts: also those that a limit cut off.")
-@click.option("--dedupe", is_flag=True, help="Of equal examples only the first.")
+@click.option("--truncated", is_flag=True, help="Imitate rollouts that a limit cut off, too.")
+@click.option("--dedupe", is_flag=True, help="Leave out copies of an example.")
 @click.option(
     "--think",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Mix: this share is asked with /think and keeps its thought, the rest with /no_think and an empty one.",
+    help="Share asked with /think that keeps its thought; the rest gets /no_think and an empty one.",
 )
-@click.option("--seed", type=Count(0), default=0, show_default=True, help="Of order, mix and fresh weights.")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Seed of order, mix and untrained weights.")
+@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
 @click.option(
-    "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
-)
-@click.option(
-    "--service", "services", multiple=True, metavar="SLOT=NAME", help="What fills a service slot (repeatable)."
+    "--service",
+    "services",
+    multiple=True,
+    metavar="SLOT=NAME",
+    help="Component that fills a service slot (repeatable).",
 )
 @click.option(
     "--service-arg",
     "service_args",
     multiple=True,
     metavar="SLOT.KEY=VALUE",
-    help="A setting of the service in a slot (repeatable).",
+    help="Setting of the service in a slot (repeatable).",
 )
 @click.option(
     "--set",
@@ -97,9 +98,9 @@ NOTES = 20
     "overrides",
     multiple=True,
     metavar="A.B=VALUE",
-    help="A key of a recipe's [learner], model.lora or model.device, such as learner.precision=bf16 (repeatable).",
+    help="Key of a recipe's [learner], model.lora or model.device, such as learner.precision=bf16 (repeatable).",
 )
-@click.option("--folder", default="runs", show_default=True, help="Where run folders are.")
+@click.option("--folder", default="runs", show_default=True, help="Folder of the run folders.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def sft(
@@ -123,7 +124,7 @@ def sft(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train a model to say what SOURCE says, by plain supervised learning: a start for reinforcement learning, or the
+    """Train a model on the replies of SOURCE by supervised learning: a warm start for reinforcement learning, or the
     distillation of rollouts.
 
     SOURCE is an environment (its demonstrations), a run or a file of `quintain eval --out` (the rollouts that reached
@@ -132,22 +133,23 @@ def sft(
 
     Ctrl-C saves what is trained so far and stops. The result is a folder in Hugging Face format.
     """
-    from ..training.screen import for_terminal
-    from ..training.sft import save, tune
-    from ..training.sft_sources import Wanted, source_of
-    from .evaluate import services_of
+    from quintain.cli import services_of
+    from quintain.training import for_terminal, stop_on_signal
+
+    from .sources import Selection, source_of
+    from .tuning import save, tune
 
     lr = lr if lr is not None else FRESH_LR if model == "default" else PRETRAINED_LR
     recipe = _recipe(source, model, folder, lr, seed, args, overrides)
     chosen = services_of(services, service_args)
-    wanted = Wanted(min_reward=min_reward, truncated=truncated, count=examples)
+    selection = Selection(min_reward=min_reward, truncated=truncated, count=examples)
     with (
         _reserved(out, source) as place,
         for_terminal(quiet=quiet or as_json) as screen,
-        _asked_to_stop(screen) as stop,
+        stop_on_signal(screen, "stopping after this update and saving; once more to stop at once") as stop,
     ):
         screen.phase(f"reading {source}")
-        found = source_of(recipe.environments[0], wanted, folder=folder, services=chosen)
+        found = source_of(recipe.environments[0], selection, folder=folder, services=chosen)
         if (args or chosen) and found.kind != "demonstrations":
             option = "--arg sets a field" if args else "--service fills a slot"
             raise UsageError(f"{option} of an environment; {source!r} is read as {found.kind}")
@@ -178,8 +180,7 @@ def sft(
 def _recipe(
     source: str, model: str, folder: str, lr: float, seed: int, args: Sequence[str], overrides: Sequence[str]
 ) -> Recipe:
-    from ..training.recipe.tables import Recipe, override
-    from ..training.runs import model_named
+    from quintain.training import Recipe, model_named, override
 
     for pair in overrides:
         key = override(pair)[0]
@@ -196,8 +197,7 @@ def _recipe(
 
 def _options(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
     """What the recipe says to the learner; the warm-up only where it was set."""
-    from ..training.build import learner_options
-    from ..training.recipe.tables import override
+    from quintain.training import learner_options, override
 
     options = learner_options(recipe)
     del options["lr"]
@@ -214,8 +214,9 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
         UsageError: there is something at *out*.
         StorageError: it cannot be made.
     """
-    from ..training.sft import filled, new_folder
-    from ..training.storage import storing
+    from quintain.training import storing
+
+    from .tuning import filled, new_folder
 
     if out is not None and filled(out):
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
@@ -236,7 +237,7 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
 
 
 def _announce(screen: Screen, source: Source, asked: int) -> None:
-    from ..training.sft_sources import reasons
+    from .sources import reasons
 
     more = "; there may be more, see --examples" if len(source.examples) == asked else ""
     left = f"; left out: {reasons(source.left_out)}" if source.left_out else ""
@@ -244,9 +245,8 @@ def _announce(screen: Screen, source: Source, asked: int) -> None:
 
 
 def _model(recipe: Recipe, named: str, seed: int, screen: Screen) -> LoadedModel:
-    from ..models.load import load_model
-    from ..training.build import seed_everything
-    from ..training.starter import fresh
+    from quintain.models import load_model
+    from quintain.training import fresh, seed_everything
 
     seed_everything(seed)
     table = recipe.model
@@ -263,7 +263,7 @@ def _model(recipe: Recipe, named: str, seed: int, screen: Screen) -> LoadedModel
 def _shown(screen: Screen) -> Any:
     started = False
 
-    def progress(update: Update) -> None:
+    def progress(update: EpochUpdate) -> None:
         nonlocal started
         if not started:
             screen.phase("training", total=update.updates)
@@ -279,27 +279,7 @@ def _shown(screen: Screen) -> Any:
     return progress
 
 
-@contextmanager
-def _asked_to_stop(screen: Screen) -> Iterator[Any]:
-    """Whether Ctrl-C or SIGTERM was heard; a second one stops at once."""
-    heard = False
-
-    def ask(number: int, frame: object) -> None:
-        nonlocal heard
-        if heard:
-            raise KeyboardInterrupt
-        heard = True
-        screen.note("stopping after this update and saving; once more to stop at once")
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: heard
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _end(report: Tuned, out: Path, as_json: bool) -> None:
+def _end(report: SFTReport, out: Path, as_json: bool) -> None:
     if not report.finished:
         where = f"; the model so far: {out}" if report.updates else "; nothing was trained yet"
         message = f"stopped after {report.updates} updates{where}"
@@ -309,7 +289,7 @@ def _end(report: Tuned, out: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**report.to_json(), "path": str(out)}))
         return
-    from ..training.sft_sources import reasons
+    from .sources import reasons
 
     click.echo(f"{out}: {report.parameters:,} parameters, {report.updates} updates on {report.examples:,} examples")
     if report.thinking is not None:

@@ -19,7 +19,7 @@ import torch
 from quintain import Rollout, Task
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.learning import PRESETS, Batch, Learner, Sample
+from quintain.learning import PRESETS, Batch, Learner, Sample, end_of_turn
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFCodec
 from quintain.testing import rollout, run_episode
@@ -27,28 +27,27 @@ from quintain.testing.byte_tokenizer import ByteCodec
 from quintain.training.recipe.tables import EnvironmentTable
 from quintain.training.run_folder import RunFolder
 from quintain.training.seedling import build_tokenizer
-from quintain.training.sft import tune, with_thoughts
-from quintain.training.sft_sources import (
+from quintain.training.starter import encoded
+from quintain.types.rollout import Ending, EndingKind, Score
+from quintain.types.task import Message
+from quintain_sft.sources import (
     Example,
+    Selection,
     Source,
     Tokens,
-    Wanted,
-    end_of_turn,
     examined,
     example_of,
     mixed,
     rows_of,
     same_tokens,
 )
-from quintain.training.sft_sources import source_of as opened
-from quintain.training.starter import encoded
-from quintain.types.rollout import Ending, EndingKind, Score
-from quintain.types.task import Message
+from quintain_sft.sources import source_of as opened
+from quintain_sft.tuning import tune, with_thoughts
 
-from . import parrot
-from .engines import ThoughtlessCodec
-from .models import byte_tokenizer, save_tiny, tiny_model
-from .parrot import Echo, Talk
+from ..core import parrot
+from ..core.engines import ThoughtlessCodec
+from ..core.models import byte_tokenizer, save_tiny, tiny_model
+from ..core.parrot import Echo, Talk
 
 ROOT = Path(__file__).parents[2]
 PARROT = Path(parrot.__file__)
@@ -58,7 +57,7 @@ TASK = Task(prompt="2+2?", answer="4")
 
 
 def source_of(name: str | Path, **settings: Any) -> Source:
-    return opened(EnvironmentTable(use=str(name)), Wanted(**settings))
+    return opened(EnvironmentTable(use=str(name)), Selection(**settings))
 
 
 def texts(rows: Iterable[Tokens], codec: Any = CODEC) -> list[tuple[str, str]]:
@@ -127,8 +126,8 @@ def test_the_end_is_the_templates_and_not_the_tokenizers() -> None:
 
 
 def test_without_a_template_answers_are_paragraphs() -> None:
-    example = Example(messages=(Message("user", "a"), Message("assistant", "b")), said=(1,))
-    sampled = Example(messages=(Message("user", "a"), Message("assistant", " b")), said=(1,))
+    example = Example(messages=(Message("user", "a"), Message("assistant", "b")), replies=(1,))
+    sampled = Example(messages=(Message("user", "a"), Message("assistant", " b")), replies=(1,))
     for written in (example, sampled):
         assert texts(rows_of(written, PLAIN, end_of_turn(PLAIN)), PLAIN) == [
             ("User: a\n\nAssistant: b<|endoftext|>", " b<|endoftext|>")
@@ -150,7 +149,7 @@ def test_a_tokenizer_is_known_again_after_it_was_saved(tmp_path: Path) -> None:
 
 def test_rows_keep_ids_and_mask() -> None:
     (row,) = rows_of(
-        Example(messages=(Message("user", "é"), Message("assistant", "ü")), said=(1,)), CODEC, end_of_turn(CODEC)
+        Example(messages=(Message("user", "é"), Message("assistant", "ü")), replies=(1,)), CODEC, end_of_turn(CODEC)
     )
     sequence = row.sequence()
     assert Tokens.of(sequence) == row
@@ -180,7 +179,7 @@ def test_answers_in_a_prompt_are_context() -> None:
     """The prompt shows an answer that equals the policy's own; only the policy's trains."""
     prompt = (Message("user", "1+1?"), Message("assistant", "4"), Message("user", "2+2?"))
     held = rollout(Task(prompt=prompt, answer="4"), "4")
-    assert example_of(held).said == (3,)
+    assert example_of(held).replies == (3,)
 
 
 def test_what_is_not_imitated_is_counted(tmp_path: Path) -> None:
@@ -256,7 +255,7 @@ def test_an_answer_without_thought_never_gets_one(tmp_path: Path) -> None:
 def test_the_row_is_the_supervised_step() -> None:
     """The same gradient from `sft` on rollouts as from a supervised step on their tokens."""
     talks = [(Message("user", "a"), Message("assistant", word)) for word in ("b", "cde", "ff")]
-    rows = [rows_of(Example(messages=talk, said=(1,)), CODEC, end_of_turn(CODEC))[0] for talk in talks]
+    rows = [rows_of(Example(messages=talk, replies=(1,)), CODEC, end_of_turn(CODEC))[0] for talk in talks]
     sequences = [row.sequence() for row in rows]
     batch = Batch(samples=tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences)))
     grads = []
@@ -384,7 +383,7 @@ def test_an_environment_gets_its_services(tiny: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     seen: list[Source] = []
     monkeypatch.setattr(
-        "quintain.training.sft.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
+        "quintain_sft.tuning.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
     )
     words = ("--service", f"book={PARROT}:Book", "--service-arg", "book.word=hello", "--examples", "2", "--epochs", "1")
     assert main(["sft", f"{PARROT}:Told", "--model", str(tiny), *words, "--json"]) == 0
@@ -414,7 +413,7 @@ def test_a_trained_model_is_kept_where_its_place_was_taken(
         (tmp_path / places[0] / "file").write_text("theirs")
         return tune(*args, **settings)
 
-    monkeypatch.setattr("quintain.training.sft.tune", rude)
+    monkeypatch.setattr("quintain_sft.tuning.tune", rude)
     report = run(capsys, *words, *given)
     assert places[1] == report["path"]
     assert "theirs" == (tmp_path / places[0] / "file").read_text()
@@ -436,7 +435,7 @@ def test_two_at_once_have_two_names(
             inner[0] = run(capsys, *words)
         return tune(*args, **settings)
 
-    monkeypatch.setattr("quintain.training.sft.tune", nested)
+    monkeypatch.setattr("quintain_sft.tuning.tune", nested)
     assert ("sft/echo-1", "sft/echo-2") == (run(capsys, *words)["path"], inner[0]["path"])
     assert all((tmp_path / "sft" / name / "quintain.json").is_file() for name in ("echo-1", "echo-2"))
 

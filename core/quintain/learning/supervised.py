@@ -1,0 +1,133 @@
+"""Supervised training: cross-entropy over the reply tokens of examples, one optimizer step per batch.
+
+Examples are conversations in which some assistant messages are to be imitated: `demonstrations_of` reads those of an
+environment, `encode_conversation` turns one into token sequences, `supervised_updates` trains on batches of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+from ..interfaces.environment import Environment, yielded
+from ..interfaces.tokenizer import Codec
+from ..rollouts.chat.bridge import Conversation
+from ..rollouts.chat.tool_calls import parse
+from ..types.task import Message, messages_of
+from ..types.transcript import Sampled, TrainingSequence
+from .learner import Learner
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisedUpdate:
+    """One optimizer step.
+
+    Attributes:
+        number: from 1.
+        loss: before the update, in nats per trained token.
+        tokens: that trained.
+        lr: learning rate after the warm-up factor.
+    """
+
+    number: int
+    loss: float
+    tokens: int
+    lr: float
+    seconds: float
+
+
+def supervised_updates(
+    learner: Learner, batches: Iterable[Sequence[TrainingSequence]], *, lr: Callable[[int], float]
+) -> Iterator[SupervisedUpdate]:
+    """Take one optimizer step per batch and yield its metrics.
+
+    The body of the caller's loop runs between two updates: there it evaluates, saves or leaves the loop. No update is
+    under way then.
+
+    Args:
+        lr: the learning rate of an update by its index, from 0; the learner's warm-up scales it.
+
+    Raises:
+        UsageError: a batch holds no token that trains.
+        RunError: a gradient is not finite.
+    """
+    for index, batch in enumerate(batches):
+        learner.lr = lr(index)
+        metrics = learner.supervised_step(batch)
+        yield SupervisedUpdate(
+            number=index + 1,
+            loss=metrics["loss"],
+            tokens=int(metrics["tokens"]),
+            lr=metrics["lr"],
+            seconds=metrics["seconds"],
+        )
+
+
+def demonstrations_of(
+    environment: Environment[Any, Any], split: str = "train"
+) -> Iterator[tuple[tuple[Message, ...], str]]:
+    """Yield prompt and reply of each demonstration, the system message among the messages of the prompt.
+
+    Raises:
+        EnvironmentFault: the environment's own code failed.
+    """
+    for demonstration in yielded(environment, "demonstrations", split):
+        messages = messages_of(demonstration.prompt)
+        system = demonstration.system or environment.system
+        if system and not any(m.role == "system" for m in messages):
+            messages.insert(0, Message("system", system))
+        yield tuple(messages), demonstration.reply
+
+
+def encode_conversation(
+    messages: Sequence[Message], replies: Collection[int], codec: Codec, end: int
+) -> list[TrainingSequence]:
+    """Encode each reply in the context in which the policy would sample it; replies and the token *end* train.
+
+    Where the chat template rewrites history (drops earlier thoughts, say), the conversation takes several sequences.
+
+    Args:
+        replies: positions of the assistant messages that train.
+        end: the token that ends a reply, see `end_of_turn`.
+    """
+    conversation = Conversation(codec)
+    for position, message in enumerate(messages[: max(replies) + 1]):
+        if position not in replies:
+            conversation.add(message)
+            continue
+        thought, reply = split_thought(message.content)
+        text = join_thought(thought, reply) if thought else message.content
+        if codec.stops and not text[:1].isspace():  # a template in paragraphs: "Assistant: yes"
+            text = f" {text}"
+        ids = (*codec.encode(text), end)
+        conversation.prompt()
+        conversation.said(Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end))
+    return list(conversation.transcript("", 1.0).sequences())
+
+
+def end_of_turn(codec: Codec) -> int:
+    """Return the token that the chat template puts after an answer; where it has none, the end of the text.
+
+    Raises:
+        UsageError: the tokenizer has no token that ends anything.
+    """
+    if not codec.stop_ids:
+        raise UsageError(f"the tokenizer {codec.name} has no token that ends a text; set its eos_token and save it")
+    rendered = codec.render([Message("user", "?"), Message("assistant", "x")], prompt=False)
+    for stop in codec.stop_ids:
+        if f"x{codec.decode([stop])}" in rendered:
+            return stop
+    return codec.stop_ids[0]
+
+
+def split_thought(text: str) -> tuple[str, str]:
+    """Split a reply into its thought, without the tags and empty where there is none, and the rest."""
+    parsed = parse(text)
+    return parsed.reasoning, parsed.reply
+
+
+def join_thought(thought: str, reply: str) -> str:
+    """Write a thought before a reply in the form of Qwen3 (2505.09388, section 4.3)."""
+    return f"<think>\n{thought.strip()}\n</think>\n\n{reply}"
