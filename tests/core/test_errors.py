@@ -9,18 +9,8 @@ from typing import Any
 
 import pytest
 
-from quintain import Environment, errors
-from quintain.errors import (
-    BindingError,
-    EnvironmentFault,
-    PluginError,
-    RewardFault,
-    did_you_mean,
-    meaning,
-    nearest,
-    place_of,
-    said_by,
-)
+from quintain import Environment, tracebacks
+from quintain.errors import BindingError, EnvironmentFault, PluginError, RewardFault, did_you_mean, meaning, nearest
 from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.evaluate import tasks_of
 from quintain.interfaces.environment import yielded
@@ -28,6 +18,7 @@ from quintain.registry.binding import bind
 from quintain.registry.lookup import load
 from quintain.rollouts.runner import Job, Setting, run_episode
 from quintain.testing import rollout
+from quintain.tracebacks import place_of, said_by
 from quintain.training.tasks import Curriculum
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
@@ -171,7 +162,7 @@ def test_what_is_installed_is_named_only_where_nothing_else_ran(
 ) -> None:
     """A plugin's own line, though it is installed, and not that of a library that the plugin called."""
     site = tmp_path / "site-packages"
-    monkeypatch.setattr(errors, "_INSTALLED", {site})
+    monkeypatch.setattr(tracebacks, "_INSTALLED", {site})
     library = site / "library" / "parts.py"
     library.parent.mkdir(parents=True)
     library.write_text("def part():\n    raise KeyError('x')\n")

@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import EnvironmentFault, UnknownNameError, UsageError, said_by
+from ..errors import EnvironmentFault, UnknownNameError, UsageError
 from ..interfaces.engine import Engine, Reply
 from ..interfaces.environment import Environment
 from ..interfaces.tools import ToolSpec
+from ..tracebacks import said_by
 from ..types.sampling import Sampling
 from ..types.task import Message, Task
 

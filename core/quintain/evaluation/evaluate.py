@@ -14,10 +14,11 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean, said_by
+from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment
 from ..rollouts.runner import Job, Setting, run_groups
+from ..tracebacks import said_by
 from ..types.rollout import Group, Rollout
 from ..types.sampling import Sampling
 from ..types.task import Task

@@ -7,7 +7,8 @@ from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
-from ..errors import EnvironmentFault, QuintainError, said_by
+from ..errors import EnvironmentFault, QuintainError
+from ..tracebacks import said_by
 from ..types.task import Message, Task
 from .agent import Agent, Limits
 from .engine import Reply

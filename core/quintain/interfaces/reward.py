@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean, said_by
+from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
+from ..tracebacks import said_by
 from ..types.rollout import Rollout, Score
 from .service import Need
 

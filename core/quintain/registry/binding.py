@@ -17,12 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BindingError, PluginError, QuintainError, did_you_mean, place_of, said_by
+from ..errors import BindingError, PluginError, QuintainError, did_you_mean
 from ..interfaces.algorithm import KL, Row
 from ..interfaces.pieces import KINDS, Kind, Piece, find
 from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.sampling_plan import Plan
 from ..interfaces.service import Need
+from ..tracebacks import place_of, said_by
 from ..types.sampling import Interrupt
 
 MISSING: Any = inspect.Parameter.empty

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ..errors import UnknownNameError, UsageError, did_you_mean, meaning, nearest, said_by
+from ..errors import UnknownNameError, UsageError, did_you_mean, meaning, nearest
+from ..tracebacks import said_by
 from .discovery import PIECES
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}

@@ -15,7 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..errors import PluginError, UnknownNameError, meaning, nearest, place_of, said_by
+from ..errors import PluginError, UnknownNameError, meaning, nearest
+from ..tracebacks import place_of, said_by
 from .discovery import GROUPS, PLUGINS, Component, discover, normalise
 from .local import check_file, lacking, meant
 from .manifest import Entry, Manifest, read

@@ -9,18 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import (
-    EnvironmentFault,
-    EpisodeTimeout,
-    InfrastructureError,
-    LimitReached,
-    PolicyFault,
-    UsageError,
-    said_by,
-)
+from ..errors import EnvironmentFault, EpisodeTimeout, InfrastructureError, LimitReached, PolicyFault, UsageError
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Context
+from ..tracebacks import said_by
 from ..types.rollout import Ending, EndingKind, Group, Rollout
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task

@@ -15,9 +15,10 @@ from itertools import accumulate, islice
 from random import Random
 from typing import Any
 
-from ..errors import NoTasksError, PluginError, QuintainError, RunError, said_by
+from ..errors import NoTasksError, PluginError, QuintainError, RunError
 from ..interfaces.environment import Environment
 from ..interfaces.sampling_plan import Plan
+from ..tracebacks import said_by
 from ..types.sampling import derived_seed
 from ..types.task import Task
 
