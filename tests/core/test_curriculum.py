@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import NoTasksError, PluginError, RecipeError, RunError
+from quintain.errors import EnvironmentFault, NoTasksError, RecipeError, RunError
 from quintain.training import tasks as curriculum
 from quintain.training.tasks import Curriculum
 
@@ -85,9 +85,9 @@ def test_nothing_to_pick() -> None:
 @pytest.mark.parametrize(
     "fault, error, words",
     [
-        ("raise", PluginError, "OSError: no such file"),
+        ("raise", EnvironmentFault, "OSError: no such file"),
         ("usage", RecipeError, "path"),
-        ("type", PluginError, "yields 'two'"),
+        ("type", EnvironmentFault, "yields a str as a task: 'two'"),
     ],
 )
 def test_environments_that_break(fault: str, error: type[Exception], words: str) -> None:

@@ -91,14 +91,14 @@ def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
     """Where the mistake is, and the keyword that was meant, also behind a module's name."""
     known = "TypeError: Task.__init__() got an unexpected keyword argument 'promt'"
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "test", name="mine")) == (
-        f"the tasks of 'mine' (test) cannot be listed: {known}; did you mean 'prompt'? "
+        f"environment 'mine' failed in tasks('test'): {known}; did you mean 'prompt'? "
         f"(mistakes.py, line {line('yield Task(promt')})"
     )
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "dev", name="mine")) == (
-        f"the tasks of 'mine' (dev) cannot be listed: {known}; did you mean 'prompt'? "
+        f"environment 'mine' failed in tasks('dev'): {known}; did you mean 'prompt'? "
         f"(mistakes.py, line {line('quintain.Task(promt')})"
     )
-    assert message(PluginError, lambda: Curriculum([mistaken()], names=["mine"]).pick(1)) == (
+    assert message(EnvironmentFault, lambda: Curriculum([mistaken()], names=["mine"]).pick(1)) == (
         "environment 'mine' failed in tasks('train'): NameError: name 'answr' is not defined "
         f"(mistakes.py, line {line('answr)')})"
     )
@@ -107,8 +107,8 @@ def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
 def test_demonstrations(mistaken: type[Environment[Any, Any]]) -> None:
     """A function of the author's own has keywords, too."""
     assert message(EnvironmentFault, lambda: list(yielded(mistaken(), "demonstrations", "train"))) == (
-        "Mistaken.demonstrations('train') failed: TypeError: helper() got an unexpected keyword argument 'sise'; "
-        f"did you mean 'size'? (mistakes.py, line {line('sise=')})"
+        "environment 'Mistaken' failed in demonstrations('train'): TypeError: helper() got an unexpected keyword "
+        f"argument 'sise'; did you mean 'size'? (mistakes.py, line {line('sise=')})"
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import NoTasksError, PluginError, UsageError
+from ..errors import EnvironmentFault, NoTasksError, PluginError, UsageError
 from .options import Count
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
     with _opened(recipe, resume, choices) as folder:
         try:
             _train(folder, quiet or as_json, as_json)
-        except (UsageError, PluginError, NoTasksError):
+        except (UsageError, PluginError, NoTasksError, EnvironmentFault):
             if resume is None:
                 _discard(folder)
             raise

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError, did_you_mean
+from ..errors import NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
-from ..interfaces.environment import SPLITS, Environment
+from ..interfaces.environment import SPLITS, Environment, yielded
 from ..rollouts.runner import Job, Setting, run_groups
-from ..tracebacks import said_by
 from ..types.rollout import Group, Rollout
 from ..types.sampling import Sampling
 from ..types.task import Task
@@ -274,9 +273,9 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
         raise UsageError(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
     if count is not None and count < 1:
         raise UsageError(f"{count} tasks were asked for; expected at least 1")
-    found = list(islice(_listed(environment, split, name), MOST_TASKS + 1 if count is None else count))
+    found = list(islice(yielded(environment, "tasks", split, name), MOST_TASKS + 1 if count is None else count))
     if not found:
-        others = [s for s in SPLITS if s != split and next(_listed(environment, s, name), None) is not None]
+        others = [s for s in SPLITS if s != split and any(True for _ in yielded(environment, "tasks", s, name))]
         hint = f"it has some for {' and '.join(others)}" if others else "nor for any other; see its `tasks` method"
         raise NoTasksError(f"environment {name!r} yields no tasks for the split {split!r}; {hint}")
     if count is None and len(found) > MOST_TASKS:
@@ -284,22 +283,6 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
             f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many with --tasks N"
         )
     return found
-
-
-def _listed(environment: Environment[Any, Any], split: str, name: str) -> Iterator[Task]:
-    try:
-        for task in environment.tasks(split):
-            if not isinstance(task, Task):
-                raise EnvironmentFault(
-                    f"environment {name!r} yields a {type(task).__name__} as a task; expected a Task"
-                )
-            yield task
-    except NotImplementedError as e:
-        raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
-    except (QuintainError, GeneratorExit):
-        raise
-    except Exception as e:
-        raise EnvironmentFault(f"the tasks of {name!r} ({split}) cannot be listed: {said_by(e)}") from e
 
 
 def _jobs(environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str) -> list[Job]:

@@ -7,7 +7,7 @@ from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
-from ..errors import EnvironmentFault, QuintainError
+from ..errors import EnvironmentFault, NoTasksError, QuintainError
 from ..tracebacks import said_by
 from ..types.task import Message, Task
 from .agent import Agent, Limits
@@ -121,19 +121,30 @@ class Environment(Generic[T, E]):
 
 
 def yielded(
-    environment: Environment[Any, Any], method: Literal["tasks", "demonstrations"], split: str
+    environment: Environment[Any, Any], method: Literal["tasks", "demonstrations"], split: str, name: str = ""
 ) -> Iterator[Any]:
     """What a method of *environment* yields for *split*.
 
+    Args:
+        name: of the environment in messages; by default its class.
+
     Raises:
-        EnvironmentFault: its code failed; the message says where.
+        EnvironmentFault: its code failed, the message says where; or it yields something that is no task.
+        NoTasksError: it does not define `tasks`.
     """
+    name = name or type(environment).__name__
     try:
-        yield from getattr(environment, method)(split)
-    except (QuintainError, GeneratorExit):
+        for item in getattr(environment, method)(split):
+            if method == "tasks" and not isinstance(item, Task):
+                kind = type(item).__name__
+                raise EnvironmentFault(f"environment {name!r} yields a {kind} as a task: {item!r}; expected a Task")
+            yield item
+    except QuintainError:
         raise
     except Exception as e:
-        raise EnvironmentFault(f"{type(environment).__name__}.{method}({split!r}) failed: {said_by(e)}") from e
+        if method == "tasks" and isinstance(e, NotImplementedError):
+            raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
+        raise EnvironmentFault(f"environment {name!r} failed in {method}({split!r}): {said_by(e)}") from e
 
 
 def _marked(cls: type, name: str) -> bool:

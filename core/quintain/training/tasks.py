@@ -15,10 +15,9 @@ from itertools import accumulate, islice
 from random import Random
 from typing import Any
 
-from ..errors import NoTasksError, PluginError, QuintainError, RunError
-from ..interfaces.environment import Environment
+from ..errors import NoTasksError, RunError
+from ..interfaces.environment import Environment, yielded
 from ..interfaces.sampling_plan import Plan
-from ..tracebacks import said_by
 from ..types.sampling import derived_seed
 from ..types.task import Task
 
@@ -203,18 +202,11 @@ class Curriculum:
         environment, name = self._environments[at], self._names[at]
 
         def read() -> Iterator[Task]:
-            found = False
-            try:
-                for task in environment.tasks(self._split):
-                    if not isinstance(task, Task):
-                        raise PluginError(f"environment {name!r} yields {task!r} among its tasks; expected a Task")
-                    found = True
-                    yield task
-            except QuintainError:
-                raise
-            except Exception as e:
-                raise PluginError(f"environment {name!r} failed in tasks({self._split!r}): {said_by(e)}") from e
-            if not found:
+            empty = True
+            for task in yielded(environment, "tasks", self._split, name):
+                empty = False
+                yield task
+            if empty:
                 raise NoTasksError(
                     f"environment {name!r} has no tasks in its {self._split!r} split; check its arguments "
                     f"(`quintain info {name}` shows them)"
