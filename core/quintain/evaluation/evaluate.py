@@ -18,21 +18,17 @@ from ..errors import NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
 from ..rollouts.runner import Job, Setting, run_groups
-from ..types.rollout import Group, Rollout
+from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, reaches
 from ..types.sampling import Sampling
 from ..types.task import Task
 from .answers import final_answer
 from .controls import ControlEngine
 from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
 
-AnyRollout = Rollout[Any, Any]
 Vote = Callable[[AnyRollout], str | None]
 
-SUCCESS = 1.0
-"""A verdict from here on is a success."""
 MOST_TASKS = 50_000
 """A split with more tasks than this counts as endless until somebody says how many are wanted."""
-_SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +73,7 @@ class Evaluation:
     environment: str
     split: str
     engine: str
-    groups: tuple[Group[Any, Any], ...]
+    groups: tuple[AnyGroup, ...]
     samples: int
     how: Sampling
     seed: int
@@ -91,10 +87,10 @@ class Evaluation:
         """Per task, in order."""
         return tuple(self._result(g) for g in self.groups)
 
-    def _result(self, group: Group[Any, Any]) -> TaskResult:
+    def _result(self, group: AnyGroup) -> TaskResult:
         verdicts = [_verdict(r) for r in group.valid]
         votes = tuple(
-            (self.vote(r), float(v >= self.success - _SLACK)) for r, v in zip(group.valid, verdicts, strict=True)
+            (self.vote(r), float(reaches(v, self.success))) for r, v in zip(group.valid, verdicts, strict=True)
         )
         return TaskResult(
             id=group.task.id,
@@ -360,7 +356,7 @@ def _misbehaviour(scores: str, evaluation: Evaluation, floor: Sequence[float]) -
         bad = [t for t in results if t.right < t.samples]
         return f"expected to succeed everywhere, but not on {_some(bad)}" if bad else ""
     if scores == "min":
-        bad = [t for t, low in zip(results, floor, strict=True) if t.right or t.reward > low + _SLACK]
+        bad = [t for t, low in zip(results, floor, strict=True) if t.right or t.reward > low + SCORE_TOLERANCE]
         return f"expected nothing, but was rewarded on {_some(bad)}" if bad else ""
     return ""
 

@@ -16,11 +16,11 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
 from ..tracebacks import said_by
-from ..types.rollout import Rollout, Score
+from ..types.rollout import SCORE_TOLERANCE, AnyRollout, Score, reaches
 from .service import Need
 
 P = ParamSpec("P")
-R = TypeVar("R", bound="Rollout[Any, Any]")
+R = TypeVar("R", bound=AnyRollout)
 Outcome = Score | EpisodeError
 Value = float | int | bool | Score
 
@@ -55,10 +55,10 @@ class Reward(ABC):
         return {slot: kind for p in self.parts for slot, kind in p.needs.items()}
 
     @abstractmethod
-    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
         """One score or failure per member, in order."""
 
-    def score(self, rollout: Rollout[Any, Any], *, step: int = 0, **services: Any) -> Score:
+    def score(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
         """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await `ascore`.
 
         Raises:
@@ -66,7 +66,7 @@ class Reward(ABC):
         """
         return asyncio.run(self.ascore(rollout, step=step, **services))
 
-    async def ascore(self, rollout: Rollout[Any, Any], *, step: int = 0, **services: Any) -> Score:
+    async def ascore(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
         """`score`, awaited."""
         (outcome,) = await self.outcomes([rollout], Context(step=step, services=services))
         if isinstance(outcome, EpisodeError):
@@ -201,7 +201,7 @@ class RewardFunction(Reward, Generic[P]):
                 raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, known)}")
         return replace(self, config={**self.config, **config})
 
-    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
         keywords = dict(self.config)
         for name, (slot, _) in self._needed.items():
             if slot not in context.services:
@@ -219,7 +219,7 @@ class RewardFunction(Reward, Generic[P]):
             return [_failure(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
-    async def _outcome(self, rollout: Rollout[Any, Any], keywords: Mapping[str, Any]) -> Outcome:
+    async def _outcome(self, rollout: AnyRollout, keywords: Mapping[str, Any]) -> Outcome:
         try:
             return self._checked(await _called(self.function, rollout, keywords))
         except Exception as e:  # noqa: BLE001 - as above
@@ -232,7 +232,7 @@ class RewardFunction(Reward, Generic[P]):
         except RewardFault as e:
             return e
         total, parts = score.total, {f"{self.name}.{k}": v for k, v in score.parts.items()}
-        if self.range and not self.range[0] - 1e-9 <= total <= self.range[1] + 1e-9:
+        if self.range and not (reaches(total, self.range[0]) and total <= self.range[1] + SCORE_TOLERANCE):
             return RewardFault(f"reward {self.name!r} scored {total}, outside its declared range {self.range}")
         return replace(score, parts={self.name: total, **parts})
 
@@ -260,7 +260,7 @@ class Constant(Reward):
     def name(self) -> str:
         return f"{self.value:g}"
 
-    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
         return [Score(value=float(self.value)) for _ in group]
 
 
@@ -283,7 +283,7 @@ class Combined(Reward):
     def name(self) -> str:
         return self.label
 
-    async def outcomes(self, group: Sequence[Rollout[Any, Any]], context: Context) -> list[Outcome]:
+    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
         columns = [await p.outcomes(group, context) for p in self.parts]
         return [self._joined(row, context.step) for row in zip(*columns, strict=True)]
 

@@ -24,6 +24,7 @@ from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.sampling_plan import Plan
 from ..interfaces.service import Need
 from ..tracebacks import place_of, said_by
+from ..types.rollout import type_adapter
 from ..types.sampling import Interrupt
 
 MISSING: Any = inspect.Parameter.empty
@@ -366,9 +367,12 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
         )
     if value == "none" and type(None) in (kinds := typing.get_args(field.type)) and str not in kinds:
         return None
-    from pydantic import ValidationError
+    from pydantic import PydanticUserError, ValidationError
 
-    adapter = _adapter(field.type)
+    try:
+        adapter = type_adapter(field.type)
+    except PydanticUserError:  # a class that pydantic does not know: instances pass
+        adapter = type_adapter(field.type, arbitrary=True)
     try:
         try:
             # As JSON, strict still lets a list be a tuple and text a path, as TOML has neither.
@@ -381,16 +385,6 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
             message = found["msg"][0].lower() + found["msg"][1:]
             faults.append(f"{who}: {place} is {found['input']!r}; expected {field.type_name} ({message})")
     return None
-
-
-@functools.lru_cache(maxsize=1024)
-def _adapter(annotation: Any) -> Any:
-    from pydantic import ConfigDict, PydanticUserError, TypeAdapter
-
-    try:
-        return TypeAdapter(annotation)
-    except PydanticUserError:  # a class that pydantic does not know: instances pass
-        return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True))
 
 
 def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, faults: list[str]) -> dict[str, Any]:

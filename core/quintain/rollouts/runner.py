@@ -14,7 +14,7 @@ from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Context
 from ..tracebacks import said_by
-from ..types.rollout import Ending, EndingKind, Group, Rollout
+from ..types.rollout import Ending, EndingKind, Group, Rollout, type_adapter
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
 from .scoring import score_group, score_rollout
@@ -129,7 +129,8 @@ def _check_evidence(evidence: Any) -> None:
     if evidence is None or isinstance(evidence, (str, int, bool)):
         return
     try:
-        adapter = _adapter(type(evidence))
+        kind: Any = type(evidence)
+        adapter = type_adapter(kind)
         back = adapter.validate_json(adapter.dump_json(evidence))
     except Exception as e:
         raise EnvironmentFault(f"the evidence ({type(evidence).__name__}) is not plain data: {e}") from e
@@ -137,17 +138,6 @@ def _check_evidence(evidence: Any) -> None:
         raise EnvironmentFault(
             f"the evidence ({type(evidence).__name__}) changes when stored: {evidence!r} became {back!r}"
         )
-
-
-_ADAPTERS: dict[type, Any] = {}
-
-
-def _adapter(kind: type) -> Any:
-    from pydantic import TypeAdapter
-
-    if kind not in _ADAPTERS:
-        _ADAPTERS[kind] = TypeAdapter(kind)
-    return _ADAPTERS[kind]
 
 
 More = Callable[[Group[Any, Any]], Sequence[Job]]

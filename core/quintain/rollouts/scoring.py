@@ -9,9 +9,7 @@ from typing import Any
 from ..errors import InfrastructureError, PolicyFault
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Context, Outcome
-from ..types.rollout import Ending, EndingKind, Group, Rollout, Score
-
-AnyRollout = Rollout[Any, Any]
+from ..types.rollout import AnyGroup, AnyRollout, Ending, EndingKind, Score
 
 
 async def score_rollout(
@@ -23,15 +21,15 @@ async def score_rollout(
 
 
 async def score_group(
-    environment: Environment[Any, Any], group: Group[Any, Any], context: Context, retries: int = 0
-) -> Group[Any, Any]:
+    environment: Environment[Any, Any], group: AnyGroup, context: Context, retries: int = 0
+) -> AnyGroup:
     """Score the valid members of a complete group by the rewards that compare members."""
     return replace(group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True))
 
 
 async def rescore(
-    environment: Environment[Any, Any], group: Group[Any, Any], services: Mapping[str, Any], step: int = 0
-) -> Group[Any, Any]:
+    environment: Environment[Any, Any], group: AnyGroup, services: Mapping[str, Any], step: int = 0
+) -> AnyGroup:
     """Score stored rollouts again, all rewards anew."""
     context = Context(step=step, services=services)
     unscored = [r.but(verdict=None, shaping=None) for r in group.rollouts]

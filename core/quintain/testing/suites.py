@@ -25,7 +25,7 @@ from ..rollouts.chat.tool_calls import render_calls
 from ..rollouts.runner import Job, Setting, run_groups
 from ..rollouts.scoring import rescore
 from ..services.workers import WorkerPool
-from ..types.rollout import Group, Rollout, Score
+from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall, content_hash
 from .scripted import ScriptedEngine
@@ -181,8 +181,8 @@ class EnvironmentSuite(_Suite):
                 assert r.valid, f"{where} ended with {r.ending.kind}: {r.ending.reason}"
                 assert r.verdict is not None
                 got, said = r.verdict.total, f"scored {r.verdict.total} with {r.reply!r:.200}; expected"
-                assert scores != "max" or got >= self.highest - 1e-9, f"{where} {said} {self.highest}"
-                assert scores != "min" or got <= self.lowest + 1e-9, f"{where} {said} {self.lowest}"
+                assert scores != "max" or reaches(got, self.highest), f"{where} {said} {self.highest}"
+                assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, f"{where} {said} {self.lowest}"
 
     def test_odd_replies_break_nothing(self) -> None:
         tasks = self.tasks(self.splits[0], 2)
@@ -256,7 +256,7 @@ class RewardSuite(_Suite):
 
     def test_exploits_score_the_minimum(self) -> None:
         for r, score in zip(self.exploits(), self.scores(self.exploits()), strict=True):
-            assert score.total <= self.lowest + 1e-9, f"the exploit {r.reply!r:.200} scored {score.total}"
+            assert score.total <= self.lowest + SCORE_TOLERANCE, f"the exploit {r.reply!r:.200} scored {score.total}"
 
     def test_scores_repeat(self) -> None:
         """The same score twice, from storage too, and in company."""

@@ -19,13 +19,11 @@ from ..interfaces.environment import Environment
 from ..interfaces.learner import overlong
 from ..interfaces.sampling_plan import Plan
 from ..rollouts.runner import Job, Setting, run_groups
-from ..types.rollout import Group, Rollout, trained
+from ..types.rollout import AnyGroup, Rollout, trained
 from ..types.transcript import Source
 from .replays import Replays
 from .screen import Screen
 from .tasks import Curriculum
-
-AnyGroup = Group[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

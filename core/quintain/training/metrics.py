@@ -14,14 +14,11 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from ..evaluation.estimates import Estimate
-from ..evaluation.evaluate import SUCCESS, Evaluation
-from ..types.rollout import EndingKind, Group, Rollout, spread
+from ..evaluation.evaluate import Evaluation
+from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, EndingKind, reaches, spread
 from ..types.transcript import Source, Transcript
 
-AnyRollout = Rollout[Any, Any]
-AnyGroup = Group[Any, Any]
 Metrics = dict[str, Any]
-_TOLERANCE = 1e-9
 TRAINING = ("probe", "rollouts", "update", "sync")
 """Phases whose time is that of training; measuring and saving are not."""
 BINS = 10
@@ -98,11 +95,11 @@ def group_metrics(groups: Sequence[AnyGroup], refused: Mapping[str, int]) -> Met
 
 def _uniform(group: AnyGroup) -> str:
     verdicts = [r.verdict.total if r.verdict else 0.0 for r in group.valid]
-    if spread(verdicts) > _TOLERANCE:
+    if spread(verdicts) > SCORE_TOLERANCE:
         return "mixed"
-    if verdicts[0] >= SUCCESS - _TOLERANCE:
+    if reaches(verdicts[0]):
         return "all_right"
-    return "all_wrong" if verdicts[0] <= _TOLERANCE else "between"
+    return "all_wrong" if verdicts[0] <= SCORE_TOLERANCE else "between"
 
 
 def lengths(valid: Sequence[AnyRollout]) -> Metrics:
@@ -263,7 +260,7 @@ def _right(rollout: AnyRollout, seat: str | None = None) -> bool:
     """Whether the verdict is a success, for *seat* or as a whole."""
     if rollout.verdict is None:
         return False
-    return (rollout.verdict.total if seat is None else rollout.verdict.of_seat(seat)) >= SUCCESS - _TOLERANCE
+    return reaches(rollout.verdict.total if seat is None else rollout.verdict.of_seat(seat))
 
 
 def success_of(group: AnyGroup) -> tuple[int, int]:

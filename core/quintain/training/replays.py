@@ -20,9 +20,7 @@ from ..errors import UsageError
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..rollouts.runner import Job, Setting, run_groups
-from ..types.rollout import Rollout
-
-AnyRollout = Rollout[Any, Any]
+from ..types.rollout import AnyRollout
 
 
 @dataclass(kw_only=True)

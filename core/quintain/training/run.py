@@ -15,7 +15,7 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
 from ..registry.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from ..services.manager import held_back, states
-from ..types.rollout import Group
+from ..types.rollout import AnyGroup
 from .alerts import Watch
 from .checkpoint import Checkpoint, Keeper, generators, restore_generators
 from .collect import Collected, Collector
@@ -26,7 +26,6 @@ from .screen import Screen
 from .weight_sync import Publisher
 
 A = TypeVar("A")
-AnyGroup = Group[Any, Any]
 
 
 @dataclass

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from .task import Message, Task, ToolCall
@@ -161,19 +162,20 @@ class Rollout(Generic[T, E]):
     @staticmethod
     def from_json(data: Mapping[str, Any], task: type[Task] = Task, evidence: Any = Any) -> Rollout[Any, Any]:
         """Rebuild from `to_json`, with the types of task and evidence that the environment uses."""
-        rollout: Rollout[Any, Any] = _adapter(task, evidence).validate_python(data)
+        rollout: AnyRollout = _adapter(task, evidence).validate_python(data)
         return rollout
 
 
-_ADAPTERS: dict[tuple[Any, Any], Any] = {}
-
-
 def _adapter(task: Any, evidence: Any) -> Any:
-    from pydantic import TypeAdapter
+    return type_adapter(Rollout[task, evidence])
 
-    if (task, evidence) not in _ADAPTERS:
-        _ADAPTERS[task, evidence] = TypeAdapter(Rollout[task, evidence])
-    return _ADAPTERS[task, evidence]
+
+@lru_cache(maxsize=1024)
+def type_adapter(annotation: Any, *, arbitrary: bool = False) -> Any:
+    """Pydantic's validator and serialiser of a type; with *arbitrary* also of classes that pydantic does not know."""
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True) if arbitrary else None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +195,20 @@ class Group(Generic[T, E]):
     def map(self, change: Callable[[Rollout[T, E]], Rollout[T, E]]) -> Group[T, E]:
         """A copy with each member changed."""
         return dataclasses.replace(self, rollouts=tuple(change(r) for r in self.rollouts))
+
+
+AnyRollout = Rollout[Any, Any]
+AnyGroup = Group[Any, Any]
+
+SUCCESS = 1.0
+"""A verdict from here on is a success."""
+SCORE_TOLERANCE = 1e-9
+"""Scores that differ by less are equal: one may be a sum of weights that add up to 1 only nearly."""
+
+
+def reaches(value: float, threshold: float = SUCCESS) -> bool:
+    """Whether *value* is at least *threshold*, but for rounding."""
+    return value >= threshold - SCORE_TOLERANCE
 
 
 def spread(values: Sequence[float]) -> float:
