@@ -37,13 +37,12 @@ PENDING: dict[str, int] = {
     "layers": 3,
     "cycles": 3,
     "training_without_registry": 3,
-    "root_files": 1,
     "long_files": 3,
     "repeated_classes": 5,
     "undeclared_exports": 1,
     "member_imports": 85,
-    "kernel lines": 5_329,
-    "package lines": 20_811,
+    "kernel lines": 5_327,
+    "package lines": 20_775,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -94,15 +94,14 @@ class Environment(Generic[T, E]):
     @classmethod
     def controls(cls) -> Mapping[str, str]:
         """Names of the controls, each with ``"max"``, ``"min"`` or ``""``."""
-        found: dict[str, str] = {}
+        marks: dict[str, str] = {}
         for name in dir(cls):
-            method = getattr(cls, name, None)
-            mark = getattr(method, "__control__", None)
-            if mark is None:
-                mark = next((b.__dict__[name].__control__ for b in cls.__mro__ if _marked(b, name)), None)
+            # An override without the decorator keeps the mark of what it overrides.
+            lineage = (getattr(getattr(base, name, None), "__control__", None) for base in cls.__mro__)
+            mark = next((m for m in lineage if m is not None), None)
             if mark is not None:
-                found[name] = mark
-        return found
+                marks[name] = mark
+        return marks
 
     def overridden(
         self,
@@ -145,7 +144,3 @@ def yielded(
         if method == "tasks" and isinstance(e, NotImplementedError):
             raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
         raise EnvironmentFault(f"environment {name!r} failed in {method}({split!r}): {said_by(e)}") from e
-
-
-def _marked(cls: type, name: str) -> bool:
-    return hasattr(cls.__dict__.get(name), "__control__")

@@ -176,27 +176,14 @@ class Recorder:
         shared = 0
         while shared < min(len(old), len(ids)) and old[shared] == ids[shared]:
             shared += 1
-        self._close()
+        self._branches.append(self._branch())
         self._parent, self._fork = len(self._branches) - 1, shared
         self._head = list(ids[:shared])
         self._reset()
         self.add(ids[shared:], sources[shared:])
 
-    def _close(self) -> None:
-        self._branches.append(
-            Branch(
-                parent=self._parent,
-                fork=self._fork,
-                ids=tuple(self._ids),
-                sources=tuple(self._sources),
-                logps=tuple(self._logps),
-                versions=tuple(self._versions),
-            )
-        )
-
-    def transcript(self, **about: object) -> Transcript:
-        """The record so far; the recorder can go on."""
-        open_branch = Branch(
+    def _branch(self) -> Branch:
+        return Branch(
             parent=self._parent,
             fork=self._fork,
             ids=tuple(self._ids),
@@ -204,5 +191,8 @@ class Recorder:
             logps=tuple(self._logps),
             versions=tuple(self._versions),
         )
-        branches = (*self._branches, open_branch) if self._ids or not self._branches else tuple(self._branches)
-        return Transcript(branches=branches, **about)  # type: ignore[arg-type]
+
+    def transcript(self, **about: object) -> Transcript:
+        """The record so far; the recorder can go on."""
+        last = (self._branch(),) if self._ids or not self._branches else ()
+        return Transcript(branches=(*self._branches, *last), **about)  # type: ignore[arg-type]
