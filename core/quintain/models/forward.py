@@ -21,19 +21,17 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
 from .fused import TrainingDecoder
 from .head import Statistics, statistics
-from .layers import Decoder
+from .layers import Decoder, attend
+from .probe import agree, plain_log_probs
 
 log = logging.getLogger(__name__)
 
 Layout = Literal["shared", "bucketed", "packed"]
-PROBE_TOLERANCE = 1e-3
-"""Nats by which a layout may differ from the plain forward at the probe."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,22 +146,17 @@ class Forward:
         texts[2][:2] = texts[1][:2]
         bundle = [Row(ids, range(1, len(ids))) for ids in texts]
         self.layout = layout
-        got_N = self.statistics([bundle[:1], bundle[1:]]).logp
-        want_N = torch.cat([self._plain_logps(ids) for ids in texts])
-        agrees = bool((got_N - want_N).abs().max() <= _tolerance(got_N, self.head_weight.dtype))
+        logp_N = self.statistics([bundle[:1], bundle[1:]]).logp
+        targets = [torch.tensor(ids[1:], device=logp_N.device) for ids in texts]
+        plain = [plain_log_probs(self.module, ids)[:-1] for ids in texts]
+        plain_N = torch.cat([p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)])
+        agrees = agree(logp_N, plain_N, self.head_weight.dtype)
         if not agrees and layout == "bucketed":
             raise UsageError(
                 f"{type(self.module).__name__} does not compute its logits as a plain product with the last hidden "
                 "state (soft cap, scale or bias), which the scorer needs"
             )
         return agrees
-
-    def _plain_logps(self, ids: list[int]) -> Tensor:
-        device = self.head_weight.device
-        ids_1T = torch.tensor([ids], device=device)
-        logits_TV = cast(Any, self.module)(input_ids=ids_1T, use_cache=False).logits[0, :-1]
-        wide = logits_TV.dtype if logits_TV.dtype == torch.float64 else torch.float32
-        return logits_TV.to(wide).log_softmax(-1).gather(1, ids_1T[0, 1:, None])[:, 0]
 
     def _body(self, **inputs: Tensor | None) -> Tensor:
         module = cast(Any, self.module)
@@ -207,11 +200,6 @@ def _checkpoint_own_layers(module: nn.Module) -> None:
     settings = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
     getattr(owner, f"{name}_checkpointing_enable")(**settings)
     module.train()
-
-
-def _tolerance(logp_N: Tensor, weights: torch.dtype) -> float:
-    """Half precision rounds differently in every layout; allow what its 8 bits of mantissa explain."""
-    return PROBE_TOLERANCE if weights in (torch.float32, torch.float64) else 0.02 * (1 + float(logp_N.abs().max()))
 
 
 def shared_start(bundle: Bundle) -> int:
@@ -381,42 +369,21 @@ def _attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor 
             return _attend(plan, query.float(), key.float(), value.float(), mask, scaling)
     rest_q, rest_k, rest_v = (plan.rest.block(x[plan.starts :]) for x in (query, key, value))
     if plan.start is None or mask is None:
-        mixed = _causal(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), scaling)
+        mixed = attend(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), None, scaling)
         return plan.rest.flat(mixed.unsqueeze(1))
     start_q, start_k, start_v = (plan.start.block(x[: plan.starts]).squeeze(1) for x in (query, key, value))
-    start_mixed = plan.start.flat(_causal(start_q, start_k, start_v, scaling).unsqueeze(1))
+    start_mixed = plan.start.flat(attend(start_q, start_k, start_v, None, scaling).unsqueeze(1))
     rest_mixed = plan.rest.flat(_cascade(rest_q, start_k, start_v, rest_k, rest_v, mask, scaling))
     return torch.cat([start_mixed, rest_mixed])
-
-
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-    """Causal attention over [M, T, heads, E]."""
-    mixed = functional.scaled_dot_product_attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        is_causal=True,
-        scale=scaling,
-        enable_gqa=query.shape[2] != key.shape[2],
-    )
-    return mixed.transpose(1, 2)
 
 
 def _cascade(
     query: Tensor, start_k: Tensor, start_v: Tensor, rest_k: Tensor, rest_v: Tensor, mask: Tensor, scaling: float
 ) -> Tensor:
     """Attention of rests [M, G, T, H, E] over shared starts [M, P, K, E] and themselves [M, G, T, K, E]."""
-    m, g, t, h, _ = query.shape
-    p = start_k.shape[1]
+    m, g, t = query.shape[:3]
     key = torch.cat([start_k.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_k], dim=2).flatten(0, 1)
     value = torch.cat([start_v.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_v], dim=2).flatten(0, 1)
-    wide = mask.expand(m, 1, t, p + t).repeat_interleave(g, 0) if mask.shape[0] > 1 else mask
-    mixed = functional.scaled_dot_product_attention(
-        query.flatten(0, 1).transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=wide,
-        scale=scaling,
-        enable_gqa=h != start_k.shape[2],
-    )
-    return mixed.transpose(1, 2).unflatten(0, (m, g))
+    if mask.shape[0] > 1:
+        mask = mask.expand(m, 1, t, key.shape[1]).repeat_interleave(g, 0)
+    return attend(query.flatten(0, 1), key, value, mask, scaling).unflatten(0, (m, g))

@@ -21,46 +21,25 @@ from .layers import Decoder, Layer
 
 
 class TrainingDecoder(Decoder):
-    """`Decoder` with fused functions; same results up to rounding. Adapters and other shapes take the plain way."""
+    """`Decoder` with the functions below; same results up to rounding. Expects flat tokens."""
 
     def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
         module = cast(Any, norm)
         return cast(Tensor, _RmsNorm.apply(hidden, module.weight, module.variance_epsilon, _product_type(hidden)))
 
-    def qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        attention = cast(Any, layer.attention)
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        joined_FO = _joined_linear(parts, self.rms_norm(layer.before_attention, hidden))
-        gain = None
-        epsilon = 0.0
-        if hasattr(attention, "q_norm"):
-            shape = (-1, self.head_dim)
-            weights = (
-                attention.q_norm.weight.expand(self.heads, -1),
-                attention.k_norm.weight.expand(self.key_heads, -1),
-            )
-            gain = torch.cat(weights).reshape(shape)
-            epsilon = attention.q_norm.variance_epsilon
-        return cast(Any, _Heads.apply(joined_FO, gain, cos, sin, (self.heads, self.key_heads, self.head_dim), epsilon))
+    def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        weight, epsilon = self.head_norm(layer)
+        shape = (self.heads, self.key_heads, self.head_dim)
+        return cast(Any, _Heads.apply(joined, weight, cos, sin, shape, epsilon))
 
-    def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
-        block = cast(Any, layer.feedforward)
-        joined_FO = _joined_linear((block.gate_proj, block.up_proj), self.rms_norm(layer.before_feedforward, hidden))
-        return hidden + block.down_proj(_Gated.apply(joined_FO))
+    def gated(self, joined: Tensor) -> Tensor:
+        return cast(Tensor, _Gated.apply(joined))
 
 
 def _product_type(x: Tensor) -> torch.dtype:
     """What a matrix product of *x* would run in here."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def _joined_linear(parts: tuple[Any, ...], x: Tensor) -> Tensor:
-    """Several linear maps of one input, side by side; one product unless an adapter sits on one of them."""
-    if not all(type(part) is nn.Linear for part in parts):
-        return torch.cat([part(x) for part in parts], dim=-1)
-    bias = None if parts[0].bias is None else torch.cat([part.bias for part in parts])
-    return functional.linear(x, torch.cat([part.weight for part in parts]), bias)
 
 
 def _wide(x: Tensor) -> Tensor:

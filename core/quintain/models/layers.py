@@ -9,7 +9,9 @@ leading dimensions, written ``...``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -23,14 +25,54 @@ STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layer:
-    """One decoder layer: its modules, and its weights joined where they lie side by side in memory.
+class JoinedLinear:
+    """Several linear maps of one input as one: [..., D] to their outputs side by side, [..., sum of outputs].
 
     Attributes:
-        qkv: weights and bias of the query, key and value projections as one; ``None`` where a module must be called
-            (an adapter sits on it) or the parts lie apart.
-        gate_up: the same for the two projections into the feed-forward network.
+        parts: the modules; each is called where one is more than an `nn.Linear` (an adapter sits on it).
+        weight, bias: views over all of theirs, where `fuse_storage` laid them side by side, else ``None``.
+    """
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+        self.weight: Tensor | None = None
+        self.bias: Tensor | None = None
+        plain = all(type(part) is nn.Linear for part in parts)
+        self._biases = plain and all(part.bias is not None for part in self.parts)
+        self._plain = plain and (self._biases or all(part.bias is None for part in self.parts))
+        if self._plain:
+            self.bias = _adjacent([part.bias for part in self.parts]) if self._biases else None
+            weight = _adjacent([part.weight for part in self.parts])
+            self.weight = weight if self.bias is not None or not self._biases else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self._plain:
+            return torch.cat([part(x) for part in self.parts], dim=-1)
+        if not torch.is_grad_enabled() and self._lies_joined():
+            return functional.linear(x, cast(Tensor, self.weight), self.bias)
+        # Under autograd the weight is put together anew, so that gradients reach each parameter; the copy is small
+        # beside the product.
+        bias = torch.cat([part.bias for part in self.parts]) if self._biases else None
+        return functional.linear(x, torch.cat([part.weight for part in self.parts]), bias)
+
+    def without_gradient(self) -> Callable[[Tensor], Tensor]:
+        """The same map for the weights' present place in memory: a decoding step makes thousands of such calls."""
+        if not self._lies_joined():
+            return self
+        return partial(functional.linear, weight=cast(Tensor, self.weight), bias=self.bias)
+
+    def _lies_joined(self) -> bool:
+        """Whether one view covers all weights; not any more once the module was moved, cast or laid out anew."""
+        return self.weight is not None and self.weight.data_ptr() == self.parts[0].weight.data_ptr()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layer:
+    """One decoder layer: its modules, and those of its linear maps that have one input joined.
+
+    Attributes:
+        qkv: query, key and value projections.
+        gate_up: the two projections into the feed-forward network.
     """
 
     index: int
@@ -38,16 +80,8 @@ class Layer:
     feedforward: nn.Module
     before_attention: nn.Module
     before_feedforward: nn.Module
-    qkv: Joined | None
-    gate_up: Joined | None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Joined:
-    """Several linear maps of one input as one: ``weight`` is [sum of outputs, D], a view of the parameters."""
-
-    weight: Tensor
-    bias: Tensor | None
+    qkv: JoinedLinear
+    gate_up: JoinedLinear
 
 
 class Decoder:
@@ -120,16 +154,26 @@ class Decoder:
 
         *cos* and *sin* are those of the positions of *hidden*, as `rotary` gives them.
         """
+        joined = layer.qkv(self.rms_norm(layer.before_attention, hidden))
+        return self.split_heads(layer, joined, cos, sin)
+
+    def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The second half of `qkv`, from the joined projections [..., (H + 2 K) E]."""
         attention = cast(Any, layer.attention)
-        normed = self.rms_norm(layer.before_attention, hidden)
-        parts = (attention.q_proj, attention.k_proj, attention.v_proj)
-        query, key, value = (
-            flat.unflatten(-1, (-1, self.head_dim)) for flat in _apply(parts, layer.qkv, normed, self._widths)
-        )
+        heads = joined.unflatten(-1, (-1, self.head_dim))
+        query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=-2)
         if hasattr(attention, "q_norm"):
-            query = self.rms_norm(attention.q_norm, query)
-            key = self.rms_norm(attention.k_norm, key)
+            query, key = self.rms_norm(attention.q_norm, query), self.rms_norm(attention.k_norm, key)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
+
+    def head_norm(self, layer: Layer) -> tuple[Tensor | None, float]:
+        """Weights [H + K, E] of the norms of queries and keys, and their epsilon; ``None`` where there are none."""
+        attention = cast(Any, layer.attention)
+        if not hasattr(attention, "q_norm"):
+            return None, 0.0
+        query, key = attention.q_norm, attention.k_norm
+        weights = (query.weight.expand(self.heads, -1), key.weight.expand(self.key_heads, -1))
+        return torch.cat(weights), query.variance_epsilon
 
     def after_attention(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
         """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H, E]."""
@@ -137,26 +181,36 @@ class Decoder:
 
     def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
         """Add the feed-forward network's output to *hidden* [..., D]."""
-        block = cast(Any, layer.feedforward)
-        normed = self.rms_norm(layer.before_feedforward, hidden)
-        wide = self.config.intermediate_size
-        gate, up = _apply((block.gate_proj, block.up_proj), layer.gate_up, normed, (wide, wide))
-        return hidden + block.down_proj(functional.silu(gate) * up)
+        joined = layer.gate_up(self.rms_norm(layer.before_feedforward, hidden))
+        return hidden + cast(Any, layer.feedforward).down_proj(self.gated(joined))
+
+    def gated(self, joined: Tensor) -> Tensor:
+        """silu(gate) * up of the two [..., 2 W] side by side, [..., W]."""
+        gate, up = joined.chunk(2, dim=-1)
+        return functional.silu(gate) * up
 
     def final_norm(self, hidden: Tensor) -> Tensor:
         """The last norm, [..., D]; what `head_weight` is applied to."""
         return self.rms_norm(self._final, hidden)
 
     def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
-        """Root-mean-square norm over the last dimension; half precision is widened inside, as in transformers."""
+        """Root-mean-square norm of *hidden* with the weights of the module *norm*."""
         module = cast(Any, norm)
-        if hidden.dtype in (torch.float32, torch.float64):
-            return functional.rms_norm(hidden, hidden.shape[-1:], module.weight, module.variance_epsilon)
-        return module(hidden)
+        return rms_norm(hidden, module.weight, module.variance_epsilon)
 
-    @property
-    def _widths(self) -> tuple[int, int, int]:
-        return self.heads * self.head_dim, self.key_heads * self.head_dim, self.key_heads * self.head_dim
+
+def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """Root-mean-square norm over the last dimension, E; half precision is widened inside, as in transformers.
+
+    Args:
+        weight: [E], or one per head [heads, E].
+    """
+    size = x.shape[-1:]
+    if x.dtype not in (torch.float32, torch.float64):
+        return weight * functional.rms_norm(x.float(), size, None, epsilon).to(x.dtype)
+    if weight.ndim == 1:
+        return functional.rms_norm(x, size, weight, epsilon)
+    return functional.rms_norm(x, size, None, epsilon).mul_(weight)
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -209,8 +263,8 @@ def fuse_storage(module: nn.Module) -> bool:
 
 
 def _rehome(parameters: list[nn.Parameter]) -> None:
-    if len(parameters) < 2:
-        return
+    if len(parameters) < 2 or _adjacent(parameters) is not None:
+        return  # laying them out again would leave earlier views behind
     together = torch.cat([p.detach() for p in parameters])
     for parameter, view in zip(parameters, together.split([p.shape[0] for p in parameters]), strict=True):
         parameter.data = view
@@ -225,18 +279,19 @@ def _is_plain(base: nn.Module) -> bool:
         config.hidden_act in ("silu", "swish")
         and rope.get("rope_type", "default") in STATIC_ROPE
         and rope.get("partial_rotary_factor", 1.0) == 1.0
-        and not _has_sliding_layers(config)
+        and not has_windows(config)
         and getattr(base.lm_head, "bias", None) is None
         and hasattr(base, "model")
         and hasattr(base.model, "rotary_emb")
     )
 
 
-def _has_sliding_layers(config: Any) -> bool:
+def has_windows(config: Any) -> bool:
+    """Whether some layers of a text model's *config* see a window only, which no short probe can notice."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
-    return getattr(config, "sliding_window", None) is not None
+    return getattr(config, "sliding_window", None) is not None or hasattr(config, "window_size")
 
 
 def _layer(index: int, block: Any) -> Layer:
@@ -247,20 +302,9 @@ def _layer(index: int, block: Any) -> Layer:
         feedforward=feedforward,
         before_attention=block.input_layernorm,
         before_feedforward=block.post_attention_layernorm,
-        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        gate_up=_joined(feedforward.gate_proj, feedforward.up_proj),
+        qkv=JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj),
+        gate_up=JoinedLinear(feedforward.gate_proj, feedforward.up_proj),
     )
-
-
-def _joined(*parts: Any) -> Joined | None:
-    if not all(type(part) is nn.Linear for part in parts):
-        return None
-    weight = _adjacent([part.weight for part in parts])
-    biases = [part.bias for part in parts if part.bias is not None]
-    bias = _adjacent(biases) if biases else None
-    if weight is None or len(biases) not in (0, len(parts)) or (biases and bias is None):
-        return None
-    return Joined(weight=weight, bias=bias)
 
 
 def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
@@ -274,18 +318,3 @@ def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
         at += parameter.numel() * parameter.element_size()
     rows = sum(p.shape[0] for p in parameters)
     return first.detach().as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
-
-
-def _apply(parts: tuple[Any, ...], joined: Joined | None, x: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Several linear maps of one input, in one product where possible.
-
-    Under autograd the joined weight is concatenated from the parameters (the copy is small beside the product), so that
-    gradients reach each of them; adapters force a call per module.
-    """
-    if joined is not None and not torch.is_grad_enabled():
-        return functional.linear(x, joined.weight, joined.bias).split(widths, dim=-1)
-    if joined is not None:
-        weight = torch.cat([part.weight for part in parts])
-        bias = None if joined.bias is None else torch.cat([part.bias for part in parts])
-        return functional.linear(x, weight, bias).split(widths, dim=-1)
-    return tuple(part(x) for part in parts)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.layers import Decoder, Layer, attend
+from ...models.layers import Decoder, Layer, attend, rms_norm
 from .cache import KVStore, RowCache
 
 
@@ -172,13 +172,15 @@ class _LayerSteps:
         decoder, n = self._decoder, self._n
         heads, key_heads, head_dim = decoder.heads, decoder.key_heads, decoder.head_dim
         flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(n, heads + 2 * key_heads, head_dim)
-        turning = w.normed(flat[:, : heads + key_heads])
+        turning = flat[:, : heads + key_heads]
+        if w.head_weight is not None:
+            turning = rms_norm(turning, w.head_weight, w.epsilon)
         turned = torch.addcmul(turning * cos, turning.roll(head_dim // 2, -1), sin)
         keys, values = self._append(w.layer.index, slots, turned[:, heads:], flat[:, heads + key_heads :])
         query = turned[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
         mixed = self._mix(query, keys, values, mask).reshape(n, heads * head_dim)
         hidden = w.output(hidden, mixed)
-        gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden))
+        gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden)).chunk(2, dim=-1)
         return w.down(hidden, functional.silu(gate).mul_(up))
 
     def _append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,53 +206,20 @@ class _LayerSteps:
 
 
 class _StepWeights:
-    """One layer's maps, as few operations as its modules allow; adapters are called as modules."""
+    """What one layer's step needs besides `Layer`, read once per round of decoding."""
 
     def __init__(self, decoder: Decoder, layer: Layer) -> None:
-        attention, feedforward = cast(Any, layer.attention), cast(Any, layer.feedforward)
         self.layer = layer
-        self._attention, self._feedforward = attention, feedforward
-        self._output = _plain(attention.o_proj)
-        self._down = _plain(feedforward.down_proj)
-        self._eps = getattr(getattr(attention, "q_norm", None), "variance_epsilon", None)
-        self._wide = decoder.config.intermediate_size
-        if self._eps is not None:
-            size = decoder.head_dim
-            self._scale = torch.cat(
-                (
-                    attention.q_norm.weight.detach().expand(decoder.heads, size),
-                    attention.k_norm.weight.detach().expand(decoder.key_heads, size),
-                )
-            )
-
-    def qkv(self, normed: Tensor) -> Tensor:
-        """[n, D] -> [n, (H + 2 K) E]."""
-        joined = self.layer.qkv
-        if joined is not None:
-            return functional.linear(normed, joined.weight, joined.bias)
-        attention = self._attention
-        return torch.cat((attention.q_proj(normed), attention.k_proj(normed), attention.v_proj(normed)), dim=-1)
-
-    def normed(self, heads: Tensor) -> Tensor:
-        """Norm of queries and keys together, where the family has one; [n, H + K, E]."""
-        if self._eps is None:
-            return heads
-        if heads.dtype in (torch.float32, torch.float64):
-            return functional.rms_norm(heads, heads.shape[-1:], None, self._eps).mul_(self._scale)
-        wide = functional.rms_norm(heads.float(), heads.shape[-1:], None, self._eps)
-        return self._scale * wide.to(heads.dtype)
+        self.qkv, self.gate_up = layer.qkv.without_gradient(), layer.gate_up.without_gradient()
+        self._attention, self._feedforward = cast(Any, layer.attention), cast(Any, layer.feedforward)
+        self._output = _plain(self._attention.o_proj)
+        self._down = _plain(self._feedforward.down_proj)
+        self.head_weight, self.epsilon = decoder.head_norm(layer)
 
     def output(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         if self._output is not None:
             return torch.addmm(hidden, mixed, self._output)
         return hidden + self._attention.o_proj(mixed)
-
-    def gate_up(self, normed: Tensor) -> tuple[Tensor, Tensor]:
-        joined = self.layer.gate_up
-        if joined is None:
-            return self._feedforward.gate_proj(normed), self._feedforward.up_proj(normed)
-        both = functional.linear(normed, joined.weight, joined.bias)
-        return both[:, : self._wide], both[:, self._wide :]
 
     def down(self, hidden: Tensor, inner: Tensor) -> Tensor:
         if self._down is not None:

@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...models.layers import Decoder
+from ...models.layers import Decoder, has_windows
+from ...models.probe import agree, log_probs, plain_log_probs
 from .decoding import BatchForward, Forward, LayerForward, ModuleForward
-
-TOLERANCE = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.1}
-"""Largest difference of log-probs that counts as agreement."""
 
 _log = logging.getLogger(__name__)
 
@@ -26,7 +23,8 @@ def choose_forward(module: Any, context: int) -> Forward:
     decoder = Decoder.of(module)
     if decoder is not None and agrees(LayerForward(decoder, context), module):
         return LayerForward(decoder, context)
-    if not _windows(module) and _tries(lambda: agrees(ModuleForward(module, context), module)):
+    windows = has_windows(module.config.get_text_config())
+    if not windows and _tries(lambda: agrees(ModuleForward(module, context), module)):
         return ModuleForward(module, context)
     _log.warning("%s takes no cache with rows of different lengths; decoding in fixed batches", type(module).__name__)
     return BatchForward(module)
@@ -43,26 +41,12 @@ def agrees(forward: Forward, module: Any) -> bool:
     for i in range(3):
         fed = torch.tensor([row[n + i] for row, n in zip(ids, cut, strict=True)], device=forward.device)
         logits.append(steps.step(fed))
-    got = torch.stack(logits, dim=1).float().log_softmax(-1)
-    worst = max(_gap(module, row, n, got[i]) for i, (row, n) in enumerate(zip(ids, cut, strict=True)))
+    decoded = log_probs(torch.stack(logits, dim=1))
+    plain = torch.stack([plain_log_probs(module, row)[n - 1 :] for row, n in zip(ids, cut, strict=True)])
     store = forward.store
     if store is not None:
         store.release()
-    return worst <= TOLERANCE.get(next(module.parameters()).dtype, 1e-3)
-
-
-def _gap(module: Any, ids: list[int], cut: int, got: Tensor) -> float:
-    plain = module(input_ids=torch.tensor([ids], device=got.device), use_cache=False).logits[0, cut - 1 :]
-    return float((plain.float().log_softmax(-1) - got).abs().max())
-
-
-def _windows(module: Any) -> bool:
-    """Whether some layers see a window only, which a short probe cannot notice."""
-    config = module.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return any(kind != "full_attention" for kind in kinds)
-    return getattr(config, "sliding_window", None) is not None or hasattr(config, "window_size")
+    return agree(decoded, plain, next(module.parameters()).dtype)
 
 
 def _tries(attempt: Callable[[], bool]) -> bool:
