@@ -30,7 +30,8 @@ def test_a_folder_loads_and_saves(folder: Path, tmp_path: Path) -> None:
     loaded = load_model(folder)
     assert (loaded.context, loaded.fused, loaded.module.training) == (512, True, False)
     assert loaded.parameters == sum(p.numel() for p in tiny_model("qwen3").parameters())
-    loaded.save(tmp_path)
+    loaded.module.save_pretrained(tmp_path)
+    loaded.codec.tokenizer.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype="bfloat16")
     assert next(again.module.parameters()).dtype == torch.bfloat16
     assert again.codec.encode("hello") == loaded.codec.encode("hello")

@@ -13,6 +13,7 @@ from torch import nn
 from ..errors import UsageError
 from .hf import check_folder, is_folder, quiet, unreachable
 from .layers import fuse_storage
+from .lora import with_adapters
 from .tokenizer import HFCodec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -45,11 +46,6 @@ class LoadedModel:
     def parameters(self) -> int:
         """Number of parameters, adapters included."""
         return sum(p.numel() for p in self.module.parameters())
-
-    def save(self, folder: str | Path) -> None:
-        """Write weights, config and tokenizer in Hugging Face format."""
-        self.module.save_pretrained(folder)  # type: ignore[operator]
-        self.codec.tokenizer.save_pretrained(folder)
 
 
 def load_model(
@@ -86,7 +82,7 @@ def load_model(
     without_dropout(module)
     module.to(as_device(device))
     if lora is not None:
-        module = _with_adapters(module, lora)
+        module = with_adapters(module, lora)
     module.eval()
     fused = lora is None and fuse_storage(module)
     return LoadedModel(module=module, codec=codec, path=path, context=context_of(module, codec), fused=fused)
@@ -227,16 +223,3 @@ def _check_vocabulary(path: str, module: Any, codec: HFCodec) -> None:
             f"model {path!r} knows {rows} ids but its tokenizer has {codec.vocab_size}; "
             "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
         )
-
-
-def _with_adapters(module: Any, lora: Mapping[str, Any]) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    settings = {"task_type": "CAUSAL_LM", "lora_dropout": 0.0, **lora}
-    if settings["lora_dropout"]:
-        raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
-    try:
-        config = LoraConfig(**settings)
-        return get_peft_model(module, config)
-    except (TypeError, ValueError) as error:
-        raise UsageError(f"lora {dict(lora)!r}: {error}") from error

@@ -1,11 +1,38 @@
-"""Low-rank adapters: whether a module has them, and its weights with them merged."""
+"""Low-rank adapters (Hu et al. 2021, 2106.09685): attached by peft, and merged into the weights."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
+
+from ..errors import UsageError
+
+
+def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
+    """*module* with adapters, which alone train: on all linear maps but the output layer, unless *settings* say where.
+
+    Args:
+        settings: fields of `peft.LoraConfig`.
+
+    Raises:
+        UsageError: peft is not installed, there is no such setting, or dropout is asked for.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as missing:
+        raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
+    fields = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.0, **settings}
+    if fields["lora_dropout"]:
+        raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
+    with warnings.catch_warnings():  # peft still asks transformers 5 by an older name
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        try:
+            return get_peft_model(module, LoraConfig(**fields))
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"lora {dict(settings)!r}: {error}") from error
 
 
 def has_adapters(module: nn.Module) -> bool:
