@@ -283,11 +283,10 @@ def test_nan_logits_are_a_failure_not_a_sample_and_the_engine_lives_on() -> None
 
 def test_a_model_folder_is_enough(tmp_path: Path) -> None:
     engine = EmbeddedEngine(str(save_tiny(tmp_path, "llama")), dtype="auto", slots=4)
-    reply = run(engine.reply([Message("user", "hi")], (), Sampling(seed=1, max_tokens=8)))
-    assert reply.usage == {
-        "prompt_tokens": len(CODEC.encode(CODEC.render([Message("user", "hi")]))),
-        "completion_tokens": 8,
-    }
+    prompt = CODEC.encode(CODEC.render([Message("user", "hi")]))
+    assert len(run(engine.sample(prompt, Sampling(seed=1, max_tokens=8))).ids) == 8
+    with pytest.raises(UsageError, match="samples tokens"):
+        run(engine.reply([Message("user", "hi")], (), Sampling()))
     with pytest.raises(UsageError, match="no config.json"):
         EmbeddedEngine(str(tmp_path.parent))
     bf16 = EmbeddedEngine(str(tmp_path), dtype="bfloat16")

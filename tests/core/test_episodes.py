@@ -359,7 +359,7 @@ def test_an_engine_may_differ_by_task_and_by_seat() -> None:
     asked: list[str] = []
 
     class ByTask(Speaker):
-        def for_task(self, environment: Environment[Any, Any], task: Task) -> Speaker:
+        def for_task(self, task: Task) -> Speaker:
             return Speaker(lambda prompt, how: str(task.answer)) if task.answer else self
 
         def for_seat(self, name: str) -> Speaker:
@@ -367,7 +367,7 @@ def test_an_engine_may_differ_by_task_and_by_seat() -> None:
             return self
 
     plain = Speaker(echo)
-    assert plain is plain.for_task(Base(), Task(prompt="?")) is plain.for_seat("rival")
+    assert plain is plain.for_task(Task(prompt="?")) is plain.for_seat("rival")
     groups = play(Base(), ByTask(lambda prompt, how: "nothing"), tasks=3)
     assert ["nothing", "1", "2"] == [g.rollouts[0].reply for g in groups]
     assert [""] == asked

@@ -129,7 +129,7 @@ def test_reward_and_control(mistaken: type[Environment[Any, Any]]) -> None:
         "reward 'exact' failed: AttributeError: 'Rollout' object has no attribute 'repl'; did you mean 'reply'? "
         f"(mistakes.py, line {line('rollout.repl')})"
     )
-    engine = ControlEngine(mistaken(), "oracle").for_task(mistaken(), Task(prompt="?"))
+    engine = ControlEngine(mistaken(), "oracle").for_task(Task(prompt="?"))
     assert message(EnvironmentFault, lambda: asyncio.run(engine.reply([], [], Sampling()))) == (
         "the control Mistaken.oracle failed: AttributeError: 'Mistaken' object has no attribute 'sizes'; did you mean "
         f"'size'? (mistakes.py, line {line('self.sizes')})"

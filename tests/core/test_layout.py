@@ -34,15 +34,15 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "layers": 3,
-    "cycles": 3,
+    "layers": 2,
+    "cycles": 2,
     "training_without_registry": 3,
     "long_files": 3,
     "repeated_classes": 5,
     "undeclared_exports": 1,
-    "member_imports": 85,
-    "kernel lines": 5_327,
-    "package lines": 20_775,
+    "member_imports": 84,
+    "kernel lines": 5_309,
+    "package lines": 20_714,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -246,7 +246,7 @@ def test_a_turn_may_be_asked_for_in_pieces() -> None:
         return out
 
     assert asyncio.run(pieces()) == ["abc", "def", "ef"]
-    assert engine.for_task(None, None) is engine  # type: ignore[arg-type]
+    assert engine.for_task(None) is engine  # type: ignore[arg-type]
     assert asyncio.run(pieces()) == ["abc", "def", "ef"]
 
 

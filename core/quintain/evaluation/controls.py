@@ -38,15 +38,15 @@ class ControlEngine(Engine):
         """What it is expected to score: ``"max"``, ``"min"``, or nothing in particular."""
         return self._environment.controls()[self.control]
 
-    def for_task(self, environment: Environment[Any, Any], task: Task) -> ControlEngine:
+    def for_task(self, task: Task) -> ControlEngine:
         """The engine of one episode."""
         bound = copy.copy(self)
-        bound._environment, bound._task = environment, task
+        bound._task = task
         return bound
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
         if self._task is None:
-            raise UsageError(f"{self.name} answers single tasks: bind it with for_task(environment, task)")
+            raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
         try:
             said = getattr(self._environment, self.control)(self._task, messages)
             if inspect.isawaitable(said):

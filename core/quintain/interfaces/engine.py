@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from ..errors import UsageError
 from ..types.rollout import Rollout
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
@@ -15,9 +16,6 @@ from ..types.transcript import Finish, Sampled
 from .service import Service
 from .tokenizer import Codec
 from .tools import ToolSpec
-
-if TYPE_CHECKING:
-    from .environment import Environment
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +56,7 @@ class Engine(Service):
         """Say that an episode is alive. A reproducible engine steps only when every live episode waits on it."""
         return nullcontext()
 
-    def for_task(self, environment: Environment[Any, Any], task: Task) -> Engine:
+    def for_task(self, task: Task) -> Engine:
         """The engine that plays *task*: this one, unless it answers each task in its own way, as controls do."""
         return self
 
@@ -108,10 +106,12 @@ class TokenEngine(Engine):
         """Take up new weights; their version, which tokens sampled from now on carry."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
-        """Answer through the chat template (no transcript is kept)."""
-        from ..rollouts.chat.bridge import reply_through_tokens
+        """Refused: the chat layer renders conversations and keeps the exact tokens of their turns.
 
-        return await reply_through_tokens(self, messages, tools, how)
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"engine {self.name!r} samples tokens: take turns through an agent, or call sample()")
 
 
 class Replay(Protocol):

@@ -65,7 +65,7 @@ async def run_episode(job: Job, member: int, setting: Setting, attempt: int = 1)
     """One try of one episode, not scored. Every failure becomes an ending; only cancellation passes through."""
     environment, task = job.environment, job.task
     seed = setting.seed(task, member, job.visit) if job.seed is None else job.seed
-    engine = (job.engine or setting.engine).for_task(environment, task)
+    engine = (job.engine or setting.engine).for_task(task)
     ledger = Ledger(engine=engine, how=setting.how, limits=environment.limits, seed=seed)
     session = Session(ledger)
     system, prompt = job.system or environment.system, task.prompt

@@ -8,18 +8,14 @@ history, the transcript branches.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ...interfaces.engine import Reply, TokenEngine
 from ...interfaces.tokenizer import Codec, Offsets
+from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
 from ...types.transcript import Recorder, Sampled, Source, Transcript
 from .thinking_budget import Said
 from .tool_calls import parse
-
-if TYPE_CHECKING:
-    from ...interfaces.tools import ToolSpec
 
 _SOURCES = {"system": Source.PROMPT, "user": Source.PROMPT, "tool": Source.TOOL, "assistant": Source.COPY}
 
@@ -96,17 +92,6 @@ def spoken(codec: Codec, sampled: Sampled) -> str:
 def stops(codec: Codec, how: Sampling) -> Sampling:
     """*how* with what ends a turn for this codec added."""
     return how.but(stop=(*how.stop, *codec.stops), stop_ids=(*how.stop_ids, *codec.stop_ids))
-
-
-async def reply_through_tokens(
-    engine: TokenEngine, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling
-) -> Reply:
-    """Answer a conversation with a token engine; keeps no transcript."""
-    ids = engine.codec.encode(engine.codec.render(messages, tools, prompt=True))
-    sampled = await engine.sample(ids, stops(engine.codec, how))
-    parsed = parse(spoken(engine.codec, sampled), tools=bool(tools))
-    usage = {"prompt_tokens": len(ids), "completion_tokens": len(sampled.ids)}
-    return Reply(text=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls, finish=sampled.finish, usage=usage)
 
 
 def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:

@@ -6,12 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ...interfaces.tools import ToolSpec
 from ...types.task import ToolCall
-
-if TYPE_CHECKING:
-    from ...interfaces.tools import ToolSpec
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)

@@ -23,7 +23,6 @@ from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.transcript import Sampled
 
 if TYPE_CHECKING:
-    from quintain.interfaces.environment import Environment
     from quintain.types.rollout import Rollout
     from quintain.types.task import Task
 
@@ -188,7 +187,7 @@ class Continued(TokenEngine):
         self._policy, self._number = policy, number
         self._given, self._begun = 0, False
 
-    def for_task(self, environment: Environment[Any, Any], task: Task) -> Engine:
+    def for_task(self, task: Task) -> Engine:
         """This one, from the start: an episode that failed is played again."""
         self._given, self._begun = 0, False
         return self
