@@ -50,6 +50,7 @@ KERNEL_LIBRARIES = {"pydantic", "pluggy"}
 
 COMPUTED_IMPORTS = {
     PACKAGE,  # the lazy table of public names
+    f"{PACKAGE}.evaluation",  # the same, for plugins
     f"{PACKAGE}.models",  # the same, for plugins
     f"{PACKAGE}.training",  # the same, for plugins
     f"{PACKAGE}.testing",  # the same, because pytest imports the package at every start

@@ -12,7 +12,7 @@ import pytest
 from quintain import Environment, tracebacks
 from quintain.errors import BindingError, EnvironmentFault, PluginError, RewardFault, did_you_mean, meaning, nearest
 from quintain.evaluation.controls import ControlEngine
-from quintain.evaluation.evaluate import tasks_of
+from quintain.evaluation.evaluation import tasks_of
 from quintain.interfaces.environment import yielded
 from quintain.registry.binding import bind
 from quintain.registry.lookup import load

@@ -21,7 +21,7 @@ from quintain.cli.evaluate import Bar
 from quintain.errors import EnvironmentFault, NoTasksError, PolicyFault, UsageError
 from quintain.evaluation.answers import final_answer
 from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
-from quintain.evaluation.evaluate import Evaluation, check_controls, evaluate, tasks_of
+from quintain.evaluation.evaluation import Evaluation, check_controls, evaluate, tasks_of
 from quintain.interfaces.agent import Agent
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import reward

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quintain.evaluation.evaluate import Evaluation
+from quintain.evaluation.evaluation import Evaluation
 from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
 from quintain.training.storage import plain
 from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn

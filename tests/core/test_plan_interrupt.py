@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.evaluation.evaluate import evaluate
+from quintain.evaluation.evaluation import evaluate
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 import quintain
-from quintain import cli, models, training
+from quintain import cli, evaluation, models, training
 
 PUBLIC = """
     admission advantage Agent aggregation API_VERSION control correction Demonstration Ending Endpoint Engine
@@ -41,7 +41,7 @@ def test_name_resolves_and_is_documented(name: str) -> None:
     assert not (inspect.isclass(value) or inspect.isfunction(value)) or inspect.getdoc(value)
 
 
-@pytest.mark.parametrize("package", [quintain, cli, models, training], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [quintain, cli, evaluation, models, training], ids=lambda p: p.__name__)
 def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
     """The imports under TYPE_CHECKING and the lazy table name the same things in the same modules."""
     tree = ast.parse(Path(package.__file__ or "").read_text())
@@ -53,7 +53,7 @@ def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
     assert {*package._HOME} <= {*package.__all__}
 
 
-@pytest.mark.parametrize("package", [cli, models, training], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("package", [cli, evaluation, models, training], ids=lambda p: p.__name__)
 def test_names_for_plugins_resolve_and_are_documented(package: ModuleType) -> None:
     """Each name exists and no module of its package hides it; classes and functions have docstrings."""
     for name in package.__all__:

@@ -11,7 +11,7 @@ import pytest
 
 from quintain import Message, Sampling
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.evaluation.evaluate import evaluate
+from quintain.evaluation.evaluation import evaluate
 from quintain.learning import PRESETS, Batch, Learner, Sample
 from quintain.models.load import load_model
 

@@ -21,7 +21,7 @@ from ..errors import UsageError
 from .options import Count
 
 if TYPE_CHECKING:
-    from ..evaluation.evaluate import ControlCheck, Evaluation
+    from ..evaluation.evaluation import ControlCheck, Evaluation
     from ..interfaces.engine import Engine
     from ..interfaces.environment import Environment
     from ..services.manager import Choice
@@ -167,8 +167,8 @@ async def _evaluated(
     tasks: int | None,
     settings: Mapping[str, Any],
 ) -> Evaluation:
-    from ..evaluation.evaluate import evaluate as measure
-    from ..evaluation.evaluate import tasks_of
+    from ..evaluation.evaluation import evaluate as measure
+    from ..evaluation.evaluation import tasks_of
     from ..services.manager import BY_OPTION, opened
 
     async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
@@ -185,7 +185,7 @@ async def _evaluated(
 async def _controls(
     casting: Casting, choices: Mapping[str, Choice], settings: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
-    from ..evaluation.evaluate import check_controls
+    from ..evaluation.evaluation import check_controls
     from ..services.manager import BY_OPTION, opened
 
     async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:

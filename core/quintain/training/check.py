@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..errors import NoTasksError, UsageError
-from ..evaluation.evaluate import tasks_of
+from ..evaluation.evaluation import tasks_of
 from ..interfaces.algorithm import Candidate, Row
 from ..models.load import as_device
 from ..registry.binding import check_args

@@ -14,7 +14,7 @@ from statistics import fmean, pstdev
 from typing import Any
 
 from ..evaluation.estimates import Estimate
-from ..evaluation.evaluate import Evaluation
+from ..evaluation.evaluation import Evaluation
 from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, EndingKind, reaches, spread
 from ..types.transcript import Source, Transcript
 

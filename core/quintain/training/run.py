@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import Interrupted
-from ..evaluation.evaluate import Evaluation, evaluate
+from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
 from ..registry.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd

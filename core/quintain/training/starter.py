@@ -18,7 +18,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ..errors import StorageError, UsageError
-from ..evaluation.evaluate import evaluate, tasks_of
+from ..evaluation.evaluation import evaluate, tasks_of
 from ..interfaces.environment import Demonstration, Environment, yielded
 from ..learning.learner import Learner
 from ..models.layers import fuse_storage
