@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("numpy", reason="fits need numpy, which comes with quintain[train]")
-
-import numpy as np
-
 from quintain.errors import UsageError
-from quintain_compare.fits import NoFit, RepeatedSampling, Sigmoid, least_squares, repeated_sampling, sigmoid
-from quintain_compare.intervals import beta_share, f_quantile, t_interval, t_quantile
+from quintain_compare.fits import NoFit, RepeatedSampling, Sigmoid, repeated_sampling, sigmoid
+from quintain_compare.intervals import t_interval, two_sided_t
 
 COMPUTE = [2.0**i for i in range(12)]
 
@@ -25,23 +22,8 @@ COMPUTE = [2.0**i for i in range(12)]
     "freedom, value",
     [(1, 12.7062047), (2, 4.30265273), (4, 2.77644511), (9, 2.26215716), (30, 2.04227246), (1000, 1.96233908)],
 )
-def test_t_quantiles_are_those_of_the_tables(freedom: int, value: float) -> None:
-    assert value == pytest.approx(t_quantile(0.975, freedom), rel=1e-8)
-    assert -value == pytest.approx(t_quantile(0.025, freedom), rel=1e-8)
-
-
-@pytest.mark.parametrize(
-    "share, upper, lower, value",
-    [(0.95, 1, 10, 4.964603), (0.95, 3, 8, 4.066181), (0.99, 2, 20, 5.848932), (0.95, 1, 1, 161.447639)],
-)
-def test_f_quantiles_are_those_of_the_tables(share: float, upper: int, lower: int, value: float) -> None:
-    assert value == pytest.approx(f_quantile(share, upper, lower), rel=1e-6)
-
-
-@given(st.floats(0.01, 0.99), st.floats(0.3, 40), st.floats(0.3, 40))
-def test_the_beta_function_is_its_mirror_image(x: float, a: float, b: float) -> None:
-    assert beta_share(x, a, b) == pytest.approx(1 - beta_share(1 - x, b, a), abs=1e-11)
-    assert beta_share(x, 1, b) == pytest.approx(1 - (1 - x) ** b, abs=1e-11)
+def test_widths_are_those_of_the_tables(freedom: int, value: float) -> None:
+    assert value == pytest.approx(two_sided_t(freedom), rel=1e-8)
 
 
 def test_an_interval_over_seeds() -> None:
@@ -71,20 +53,6 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
     held = [(i := t_interval(row.tolist())).low <= 3.0 <= i.high for row in draws]  # type: ignore[operator]
 
     assert abs(np.mean(held) - 0.95) < 4 * math.sqrt(0.95 * 0.05 / 2000)
-
-
-# --------------------------------------------------------------------------------------------- least squares
-
-
-def test_least_squares_solves_a_linear_problem_and_keeps_bounds() -> None:
-    x = np.arange(6.0)
-    y = 2 * x + 1
-
-    free = least_squares(lambda p: p[0] * x + p[1] - y, [0.0, 0.0])
-    held = least_squares(lambda p: p[0] * x + p[1] - y, [0.0, 0.0], [(0.0, 1.5), (-10.0, 10.0)])
-
-    assert [2.0, 1.0] == pytest.approx(free.x.tolist()) and free.squares < 1e-20
-    assert 1.5 == held.x[0] and held.squares > 0.1
 
 
 # ------------------------------------------------------------------------------------------- the compute curve

@@ -1,7 +1,7 @@
-"""Two laws fitted to what runs measured: reward against compute, and coverage against attempts.
+"""Two laws fitted to measurements of runs: accuracy against compute, and coverage against attempts.
 
-A fit that the data do not support is not given: `NoFit` says why. One whose ceiling the data leave open is given for
-the range that was seen and refuses to look beyond it.
+`NoFit` says why data do not support a law. A curve whose ceiling the data leave open is fitted for the observed range
+and refuses to extrapolate.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import OptimizeResult, brentq, least_squares
+from scipy.stats import f as f_distribution
 
 from quintain.errors import UsageError
 
-from .intervals import CONFIDENCE, f_quantile, t_quantile
+from .intervals import CONFIDENCE, two_sided_t
 
 Array = NDArray[np.float64]
-Residuals = Callable[[Any], Any]
 
 WIDEST = 10.0
-"""How many rises above the best ceiling the profile looks for an upper limit."""
+"""How many rises above the best ceiling the profile searches for an upper limit."""
 TREND = 0.99
-"""Confidence with which a curve must beat a constant before it counts as one."""
-_STEPS = 100
-_CHECKS = 20
-_BETA = (math.log(0.05), math.log(30.0))
+"""Confidence with which a curve must beat a constant before it counts as a trend."""
+_EXPONENT = (0.05, 30.0)
+_PRECISION = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +38,12 @@ class NoFit:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"law": self.law, "fitted": False, "reason": self.reason}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parameter:
+class FittedParameter:
     """A fitted number and its 95 % interval; an open end is infinite."""
 
     value: float
@@ -51,7 +51,7 @@ class Parameter:
     high: float
 
     def to_json(self) -> dict[str, float | None]:
-        """Plain data; an open end is null."""
+        """Return plain data; an open end is null."""
         ends = {"low": self.low, "high": self.high}
         return {"value": self.value} | {k: v if math.isfinite(v) else None for k, v in ends.items()}
 
@@ -62,20 +62,20 @@ class Sigmoid:
 
     Attributes:
         start: R0, reward without training.
-        ceiling: A; its interval is from the profile of the sum of squares.
+        ceiling: A; its interval comes from the profile of the sum of squares.
         midpoint: C where half the rise is done, in the units of compute.
         exponent: B.
         identified: the data bound the ceiling from above, to within the rise they show.
-        reason: what is missing where they do not.
+        reason: what the data lack where they do not.
         seen: least and greatest compute of the data.
         spread: residual standard deviation.
-        points: how many data there were.
+        points: number of data points.
     """
 
     start: float
-    ceiling: Parameter
-    midpoint: Parameter
-    exponent: Parameter
+    ceiling: FittedParameter
+    midpoint: FittedParameter
+    exponent: FittedParameter
     identified: bool
     reason: str
     seen: tuple[float, float]
@@ -83,10 +83,10 @@ class Sigmoid:
     points: int
 
     def __call__(self, compute: float) -> float:
-        """The reward at *compute*.
+        """Return the reward at *compute*.
 
         Raises:
-            UsageError: it is beyond the data and these do not bound the ceiling.
+            UsageError: it is beyond the data, and these do not bound the ceiling.
         """
         if compute > self.seen[1] and not self.identified:
             raise UsageError(
@@ -98,10 +98,10 @@ class Sigmoid:
         return self.start + (self.ceiling.value - self.start) * share
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        parts = {name: getattr(self, name).to_json() for name in ("ceiling", "midpoint", "exponent")}
-        told = {name: getattr(self, name) for name in ("start", "identified", "reason", "spread", "points")}
-        return {"law": "sigmoid", "fitted": True, **parts, **told, "seen": list(self.seen)}
+        """Return plain data."""
+        parameters = {name: getattr(self, name).to_json() for name in ("ceiling", "midpoint", "exponent")}
+        others = {name: getattr(self, name) for name in ("start", "identified", "reason", "spread", "points")}
+        return {"law": "sigmoid", "fitted": True, **parameters, **others, "seen": list(self.seen)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,8 +111,8 @@ class RepeatedSampling:
     a and b are negative: coverage begins at exp(a) and tends to 1.
     """
 
-    a: Parameter
-    b: Parameter
+    a: FittedParameter
+    b: FittedParameter
     spread: float
     points: int
 
@@ -120,228 +120,164 @@ class RepeatedSampling:
         return math.exp(self.a.value * attempts**self.b.value)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        parts = {"a": self.a.to_json(), "b": self.b.to_json()}
-        return {"law": "repeated_sampling", "fitted": True, **parts, "spread": self.spread, "points": self.points}
+        """Return plain data."""
+        parameters = {"a": self.a.to_json(), "b": self.b.to_json()}
+        return {"law": "repeated_sampling", "fitted": True, **parameters, "spread": self.spread, "points": self.points}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Minimum:
-    """Where least squares ended: parameters, sum of squares, Jacobian of the residuals."""
+def _minimize(
+    residuals: Callable[[Any], Any], start: Sequence[float] | Array, bounds: Sequence[tuple[float, float]]
+) -> OptimizeResult:
+    """Minimize the sum of squares within *bounds*; ``cost`` of the result is half of it.
 
-    x: Array
-    squares: float
-    jacobian: Array
-
-    def errors(self, freedom: int) -> Array:
-        """Standard errors, s^2 (J'J)^-1; infinite where the data do not tell a parameter from the others."""
-        normal = self.jacobian.T @ self.jacobian
-        scale = np.sqrt(np.diag(normal))
-        if not (scale > 0).all() or np.linalg.cond(normal / np.outer(scale, scale)) > 1e12:
-            return np.full(len(self.x), np.inf)
-        inverse = np.linalg.inv(normal / np.outer(scale, scale)) / np.outer(scale, scale)
-        return np.asarray(np.sqrt(np.diag(inverse) * self.squares / freedom))
-
-
-def least_squares(
-    residuals: Residuals, start: Sequence[float], bounds: Sequence[tuple[float, float]] | None = None
-) -> Minimum:
-    """Levenberg-Marquardt (Marquardt 1963, with his diagonal scaling) in float64.
-
-    Args:
-        residuals: of a parameter vector; made of analytic NumPy functions, since derivatives are taken by a complex
-            step (Squire and Trapp 1998), exact to rounding.
-        bounds: low and high of each parameter; a step that leaves them is cut back.
+    Derivatives are taken by a complex step (Squire and Trapp 1998), exact to rounding, so *residuals* must be analytic.
     """
-    low, high = np.array(bounds or [(-np.inf, np.inf)] * len(start), dtype=np.float64).T
-    x = np.clip(np.asarray(start, dtype=np.float64), low, high)
-    found = _at(residuals, x)
-    damping = 1e-3
-    for _ in range(_STEPS):
-        r = np.asarray(residuals(found.x), dtype=np.float64)
-        gradient = found.jacobian.T @ r
-        normal = found.jacobian.T @ found.jacobian
-        scale = np.maximum(np.diag(normal), 1e-12 * max(1e-300, float(np.diag(normal).max())))
-        while damping < 1e12:
-            step = np.linalg.solve(normal + damping * np.diag(scale + 1e-300), -gradient)
-            trial = np.clip(found.x + step, low, high)
-            with np.errstate(over="ignore", invalid="ignore"):
-                squares = float(np.sum(np.asarray(residuals(trial), dtype=np.float64) ** 2))
-            if squares <= found.squares:  # a NaN is refused, too
-                break
-            damping *= 4
-        else:
-            return found
-        moved = float(np.abs(trial - found.x).max() / (1 + np.abs(found.x).max()))
-        gained = found.squares - squares
-        found, damping = _at(residuals, trial), max(damping / 9, 1e-12)
-        if moved < 1e-11 or gained <= 1e-10 * found.squares:
-            return found
-    return found
+    low, high = zip(*bounds, strict=True)
+    options: dict[str, Any] = {"x_scale": "jac", "ftol": _PRECISION, "xtol": _PRECISION, "gtol": _PRECISION}
+    with np.errstate(all="ignore"):  # the solver rejects steps that leave the range of floats
+        return least_squares(residuals, np.clip(start, low, high), jac="cs", bounds=(low, high), **options)
 
 
-def _at(residuals: Residuals, x: Array) -> Minimum:
-    columns = []
-    for i in range(len(x)):
-        moved = x.astype(complex)
-        moved[i] += 1e-30j
-        columns.append(np.imag(residuals(moved)) / 1e-30)
-    value = np.asarray(residuals(x), dtype=np.float64)
-    return Minimum(x=x, squares=float(value @ value), jacobian=np.stack(columns, axis=1).astype(np.float64))
+def _half_widths(best: OptimizeResult, freedom: int) -> Array:
+    """Half-widths of t intervals from the covariance s^2 (J'J)^-1; infinite where J does not separate parameters."""
+    scale = np.linalg.norm(best.jac, axis=0)
+    if not (scale > 0).all() or np.linalg.cond(best.jac / scale) > 1e6:
+        return np.full(len(best.x), np.inf)
+    roots = np.linalg.norm(np.linalg.pinv(best.jac / scale), axis=1) / scale
+    return np.asarray(two_sided_t(freedom) * roots * math.sqrt(2 * best.cost / freedom))
 
 
 def sigmoid(compute: Sequence[float], reward: Sequence[float], *, start: float | None = None) -> Sigmoid | NoFit:
     """Fit ScaleRL's compute curve by least squares.
 
     The interval of the ceiling is where the profile of the sum of squares stays within its F bound: where the curve has
-    not bent yet that has no upper end, which a covariance would hide. Intervals take the points to be independent;
-    points of one run are not quite, so they are narrower than they should be.
+    not bent yet it has no upper end, which a covariance would hide. Intervals take the points to be independent; points
+    of one run are not quite, so the intervals are narrower than they should be.
 
     Args:
-        compute: of each point, in any unit; those at 0 or below only tell the start.
+        compute: of each point, in any unit; points at 0 or below only determine the start.
         reward: mean reward of each point.
-        start: R0; by default the mean of the points at compute 0, else fitted too.
+        start: R0; by default the mean of the points at compute 0, else a fourth parameter.
     """
     c, r = np.asarray(compute, dtype=np.float64), np.asarray(reward, dtype=np.float64)
     if c.shape != r.shape or not (np.isfinite(c).all() and np.isfinite(r).all()):
         return NoFit(law="sigmoid", reason="compute and reward must be finite, one for one")
     if start is None and (c <= 0).any():
         start = float(r[c <= 0].mean())
-    c, r = c[c > 0], r[c > 0]
-    free = 3 if start is not None else 4
-    distinct = len(np.unique(c))
-    if distinct < free + 2:
-        return NoFit(law="sigmoid", reason=f"{distinct} amounts of compute; {free} parameters need at least {free + 2}")
-    return _Curve(c=c, r=r, start=start).fit()
+    data = _SigmoidData(c=c[c > 0], r=r[c > 0], start=start)
+    amounts = len(np.unique(data.c))
+    if amounts < data.free + 2:
+        return NoFit(
+            law="sigmoid", reason=f"{amounts} amounts of compute; {data.free} parameters need at least {data.free + 2}"
+        )
+    return data.fit()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Curve:
-    """The data of a sigmoid. Parameters are (ceiling, log midpoint, log exponent) and, where it is free, the start."""
+class _SigmoidData:
+    """The points of a sigmoid. Parameters are ceiling, log midpoint, log exponent and, unless known, the start."""
 
     c: Array
     r: Array
     start: float | None
 
     @property
-    def bounds(self) -> list[tuple[float, float]]:
-        least, most = math.log(self.c.min()), math.log(self.c.max())
-        return [(-np.inf, np.inf), (least - 5, most + 12), _BETA, (-np.inf, np.inf)]
-
-    @property
     def free(self) -> int:
+        """The number of free parameters."""
         return 3 if self.start is not None else 4
 
-    def residuals(self, x: Any, ceiling: float | None = None) -> Any:
-        """*ceiling* fixes the first parameter, which *x* then lacks."""
-        top, middle, exponent, *rest = x if ceiling is None else (ceiling, *x)
-        start = self.start if self.start is not None else rest[0]
-        below = np.exp(exponent) * (middle - np.log(self.c))
-        share = 1 / (1 + np.exp(np.where(np.real(below) > 600, 600.0, below)))
-        return start + (top - start) * share - self.r
+    @property
+    def bounds(self) -> list[tuple[float, float]]:
+        logs = np.log(self.c)
+        exponent = (math.log(_EXPONENT[0]), math.log(_EXPONENT[1]))
+        return [(-np.inf, np.inf), (logs.min() - 5, logs.max() + 12), exponent, (-np.inf, np.inf)][: self.free]
+
+    def residuals(self, x: Any) -> Any:
+        ceiling, midpoint, exponent, *rest = x
+        start = rest[0] if self.start is None else self.start
+        share = (1 + np.tanh(np.exp(exponent) * (np.log(self.c) - midpoint) / 2)) / 2  # 1 / (1 + e^-u), no overflow
+        return start + (ceiling - start) * share - self.r
 
     def fit(self) -> Sigmoid | NoFit:
         freedom = len(self.r) - self.free
-        best = min((least_squares(self.residuals, x, self.bounds[: self.free]) for x in self.starts()), key=_squares)
-        start = self.start if self.start is not None else float(best.x[3])
-        level = self.start if self.start is not None else float(self.r.mean())
+        level = float(self.r.mean()) if self.start is None else self.start
         flat = float(((self.r - level) ** 2).sum())
         if flat <= 1e-18 * max(1.0, float(self.r @ self.r)):
             return NoFit(law="sigmoid", reason="the reward does not change")
-        more = self.free if self.start is not None else self.free - 1
-        needed = best.squares * (1 + more * f_quantile(TREND, more, freedom) / freedom)
-        if flat <= needed:
+        best = min((_minimize(self.residuals, x, self.bounds) for x in self._starts()), key=lambda found: found.cost)
+        more = 3  # parameters beyond those of a constant
+        if flat <= 2 * best.cost * (1 + more * f_distribution.ppf(TREND, more, freedom) / freedom):
             return NoFit(law="sigmoid", reason="no trend beyond the noise")
+        start = float(best.x[3]) if self.start is None else self.start
         if best.x[0] <= start:
             return NoFit(law="sigmoid", reason="the reward falls with compute")
-        return self._told(best, start, freedom)
-
-    def _told(self, best: Minimum, start: float, freedom: int) -> Sigmoid:
         rise = float(self.r.max()) - start
-        low, high = (self._limit(best, sign, rise, freedom) for sign in (-1.0, 1.0))
-        ceiling = Parameter(value=float(best.x[0]), low=low, high=high)
+        low, high = (self._ceiling_limit(best, sign * rise, freedom) for sign in (-1, 1))
         reason = ""
         if not math.isfinite(high):
             reason = "the data leave the ceiling open: the curve has hardly bent"
         elif high - low > rise:
             reason = f"the data leave the ceiling between {low:.3g} and {high:.3g}, wider than the rise they show"
-        width = t_quantile(0.5 + CONFIDENCE / 2, freedom) * best.errors(freedom)
-        middle, exponent = (
-            Parameter(
-                value=float(np.exp(best.x[i])),
-                low=_exp(float(best.x[i] - width[i])),
-                high=_exp(float(best.x[i] + width[i])),
-            )
-            for i in (1, 2)
-        )
+        widths = _half_widths(best, freedom)
+        midpoint, exponent = (_exponential(float(best.x[i]), float(widths[i])) for i in (1, 2))
         return Sigmoid(
             start=start,
-            ceiling=ceiling,
-            midpoint=middle,
+            ceiling=FittedParameter(value=float(best.x[0]), low=low, high=high),
+            midpoint=midpoint,
             exponent=exponent,
             identified=not reason,
             reason=reason,
             seen=(float(self.c.min()), float(self.c.max())),
-            spread=math.sqrt(best.squares / freedom),
+            spread=math.sqrt(2 * best.cost / freedom),
             points=len(self.r),
         )
 
-    def starts(self) -> list[list[float]]:
-        """The best of a grid of midpoints and exponents; given these the other parameters are linear."""
+    def _starts(self) -> list[list[float]]:
+        """The best four of a grid of midpoints and exponents; given these the other parameters are linear."""
         logs = np.log(self.c)
         width = float(logs.max() - logs.min())
         found = []
-        for middle in np.linspace(logs.min() - 0.2 * width, logs.max() + 0.5 * width, 15):
+        for midpoint in np.linspace(logs.min() - 0.2 * width, logs.max() + 0.5 * width, 15):
             for exponent in (0.3, 0.7, 1.5, 3.0, 6.0):
-                share = 1 / (1 + np.exp(exponent * (middle - logs)))
-                if self.start is not None:
-                    rise = float(share @ (self.r - self.start)) / float(share @ share)
-                    x = [self.start + rise, float(middle), math.log(exponent)]
-                else:
-                    (foot, rise), *_ = np.linalg.lstsq(np.stack([np.ones_like(share), share], 1), self.r, rcond=None)
-                    x = [float(foot + rise), float(middle), math.log(exponent), float(foot)]
+                share = 1 / (1 + np.exp(exponent * (midpoint - logs)))
+                # r = ceiling * share + start * (1 - share)
+                known = np.zeros_like(share) if self.start is None else self.start * (1 - share)
+                columns = np.stack([share, 1 - share][: self.free - 2], axis=1)
+                (ceiling, *start), *_ = np.linalg.lstsq(columns, self.r - known, rcond=None)
+                x = [float(ceiling), float(midpoint), math.log(exponent), *map(float, start)]
                 found.append((float((self.residuals(x) ** 2).sum()), x))
         return [x for _, x in sorted(found)[:4]]
 
-    def _limit(self, best: Minimum, sign: float, rise: float, freedom: int) -> float:
-        """Where, below or above the best ceiling, the profile leaves its bound; infinite where it does not."""
+    def _ceiling_limit(self, best: OptimizeResult, rise: float, freedom: int) -> float:
+        """Where the profile leaves its F bound, above the best ceiling or (negative *rise*) below; else infinite."""
         floor = 1e-20 * float(self.r @ self.r)
-        bound = max(best.squares, floor) * (1 + f_quantile(CONFIDENCE, 1, freedom) / freedom)
-        inside, x = float(best.x[0]), best.x[1:]
-        outside = math.nan
-        for step in np.geomspace(1e-3, WIDEST, _CHECKS):
-            ceiling = float(best.x[0] + sign * step * rise)
-            tried = self._profile(ceiling, x)
-            if tried.squares > bound:
-                outside = ceiling
-                break
-            inside, x = ceiling, tried.x
-        if math.isnan(outside):
-            return sign * math.inf
-        while abs(outside - inside) > 1e-3 * rise and abs(outside - inside) > 1e-3 * abs(inside - best.x[0]):
-            middle = (inside + outside) / 2
-            tried = self._profile(middle, x)
-            inside, outside = (middle, outside) if tried.squares <= bound else (inside, middle)
-        return inside
+        bound = max(2 * best.cost, floor) * (1 + f_distribution.ppf(CONFIDENCE, 1, freedom) / freedom)
 
-    def _profile(self, ceiling: float, x: Array) -> Minimum:
-        """The best fit with that *ceiling*, from *x* on."""
-        return least_squares(lambda y: self.residuals(y, ceiling), list(x), self.bounds[1 : self.free])
+        def profile(ceiling: float, near: Array) -> OptimizeResult:
+            return _minimize(lambda y: self.residuals([ceiling, *y]), near, self.bounds[1:])
+
+        inside, near = float(best.x[0]), best.x[1:]
+        for step in np.geomspace(1e-3, WIDEST, 20):
+            outside = float(best.x[0]) + step * rise
+            found = profile(outside, near)
+            if 2 * found.cost > bound:
+                excess = lambda ceiling, near=near: 2 * profile(ceiling, near).cost - bound  # noqa: E731
+                return float(brentq(excess, inside, outside, xtol=1e-6 * abs(rise)))
+            inside, near = outside, found.x
+        return math.copysign(math.inf, rise)
 
 
-def _squares(found: Minimum) -> float:
-    return found.squares
-
-
-def _exp(x: float) -> float:
-    return math.exp(x) if x < 700 else math.inf
+def _exponential(log: float, half_width: float) -> FittedParameter:
+    """A parameter that was fitted as its logarithm."""
+    low, value, high = (math.exp(x) if x < 700 else math.inf for x in (log - half_width, log, log + half_width))
+    return FittedParameter(value=value, low=low, high=high)
 
 
 def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit:
     """Fit c(k) = exp(a k^b) to pass@k by least squares.
 
-    Intervals come from the covariance. Values of pass@k from the same samples move together, so they tell how well the
-    law describes this curve, not how it would differ on other tasks: repeat over seeds for that.
+    Intervals come from the covariance. Values of pass@k from the same samples move together, so the intervals say how
+    well the law describes this curve, not how it would differ on other tasks: repeat over seeds for that.
 
     Args:
         coverage: pass@k by k.
@@ -357,19 +293,22 @@ def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit
         edge = "0" if all(c <= 0 for c in known.values()) else "1" if all(c >= 1 for c in known.values()) else "0 or 1"
         return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} of {len(known)} numbers of attempts")
     k, c = np.array(list(known), dtype=np.float64), np.array(list(known.values()), dtype=np.float64)
-    at, lost = np.log(np.array(list(inner), dtype=np.float64)), np.log(-np.log(np.array(list(inner.values()))))
-    slope = float(np.polyfit(at, lost, 1)[0])
-    first = float(lost.mean() - slope * at.mean())
+    log_k, log_rate = np.log(np.array(list(inner), dtype=np.float64)), np.log(-np.log(np.array(list(inner.values()))))
+    slope, intercept = np.polyfit(log_k, log_rate, 1)  # log(-log c) = log(-a) + b log k
 
     def residuals(x: Any) -> Any:
         return np.exp(-np.exp(x[0] + x[1] * np.log(k))) - c
 
-    best = least_squares(residuals, [first, slope], [(-30.0, 7.0), (-20.0, 5.0)])
-    if best.x[1] >= -1e-9:
+    best = _minimize(residuals, [float(intercept), float(slope)], [(-30.0, 7.0), (-20.0, 5.0)])
+    log_a, b = map(float, best.x)
+    if b >= -1e-9:
         return NoFit(law=law, reason="coverage does not rise with attempts")
     freedom = len(k) - 2
-    width = t_quantile(0.5 + CONFIDENCE / 2, freedom) * best.errors(freedom)
-    ends = [(float(v - w), float(v + w)) for v, w in zip(best.x, width, strict=True)]
-    a = Parameter(value=-math.exp(best.x[0]), low=-_exp(ends[0][1]), high=-_exp(ends[0][0]))
-    b = Parameter(value=float(best.x[1]), low=ends[1][0], high=ends[1][1])
-    return RepeatedSampling(a=a, b=b, spread=math.sqrt(best.squares / freedom), points=len(k))
+    width_a, width_b = map(float, _half_widths(best, freedom))
+    minus_a = _exponential(log_a, width_a)
+    return RepeatedSampling(
+        a=FittedParameter(value=-minus_a.value, low=-minus_a.high, high=-minus_a.low),
+        b=FittedParameter(value=b, low=b - width_b, high=b + width_b),
+        spread=math.sqrt(2 * best.cost / freedom),
+        points=len(k),
+    )
