@@ -128,7 +128,7 @@ def test_its_command_is_ours(env: dict[str, str]) -> None:
 def test_its_hooks_load_apart(env: dict[str, str]) -> None:
     """The good hook plugin works though the other is misspelled; strict, the misspelled one is fatal."""
     program = (
-        "from quintain.registry.hooks import Hooks, StepEnd; h = Hooks.installed(); "
+        "from quintain.training.hooks import Hooks, StepEnd; h = Hooks.installed(); "
         "h.emit(StepEnd(step=4, metrics={})); import third_party_pack.tally as t; "
         "print(t.steps, [f.plugin for f in h.failures])"
     )

@@ -15,7 +15,8 @@ import pytest
 
 from quintain.errors import PluginError, UnknownNameError
 from quintain.registry.discovery import Component
-from quintain.registry.hooks import (
+from quintain.registry.lookup import Registry, isolated
+from quintain.training.hooks import (
     EVENTS,
     CheckpointSaved,
     EvaluationEnd,
@@ -28,7 +29,6 @@ from quintain.registry.hooks import (
     allowed,
     hookimpl,
 )
-from quintain.registry.lookup import Registry, isolated
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "hooks.md"
 

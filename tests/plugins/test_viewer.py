@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import UsageError
-from quintain.registry.hooks import Hooks, RunEnd
 from quintain.registry.lookup import isolated
 from quintain.training.alerts import ALARMS
+from quintain.training.hooks import Hooks, RunEnd
 from quintain.training.metrics import held_out, step_metrics
 from quintain.training.run_folder import RunFolder
 from quintain.training.summary import curves

@@ -87,7 +87,7 @@ def check(component: Component, registry: Registry) -> Finding:
 
 def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
     from ..registry.binding import signature_of
-    from ..registry.hooks import Hooks
+    from ..training.hooks import Hooks
 
     try:
         entry = registry.entry(component)

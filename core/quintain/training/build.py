@@ -17,13 +17,13 @@ from ..interfaces.learner import PolicyLearner
 from ..models.load import LoadedModel, load_model
 from ..models.snapshot import Snapshot
 from ..registry.binding import bind
-from ..registry.hooks import Hooks
 from ..registry.lookup import current
 from ..rollouts.runner import Setting
 from ..services.manager import opened
 from ..types.sampling import derived_seed
 from .checkpoint import Checkpoint, Keeper, latest
 from .collect import Collector
+from .hooks import Hooks
 from .interrupts import stop_on_signal
 from .loop import train
 from .metrics import distinct

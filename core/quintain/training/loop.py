@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import Interrupted, StorageError
-from ..registry.hooks import RunEnd
+from .hooks import RunEnd
 from .metrics import flat, step_metrics
 from .run import Run
 

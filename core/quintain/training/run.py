@@ -13,12 +13,12 @@ from ..errors import Interrupted
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
-from ..registry.hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
 from .alerts import Watch
 from .checkpoint import Checkpoint, Keeper, generators, restore_generators
 from .collect import Collected, Collector
+from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from .metrics import TRAINING, evaluation_metrics, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder

@@ -25,8 +25,8 @@ from typing import Any, ClassVar
 import pluggy
 
 from ..errors import PluginError, UnknownNameError, did_you_mean
-from .discovery import Component
-from .lookup import Registry, current
+from ..registry.discovery import Component
+from ..registry.lookup import Registry, current
 
 PREFIX = "quintain_on_"
 hookspec = pluggy.HookspecMarker("quintain")
