@@ -92,7 +92,7 @@ def main() -> None:
         )
         for name, f in figures.items()
     ]
-    print(table((f"command, {plugins} plugins installed", "ms", "added ms", "ratio", "asked for"), rows))
+    print(table((f"command, {plugins} plugins installed", "ms", "added ms", "ratio", "target"), rows))
     write("startup", figures, quick=args.quick, about={"plugins": plugins})
 
 
