@@ -40,8 +40,8 @@ PENDING: dict[str, int] = {
     "long_files": 3,
     "repeated_classes": 5,
     "member_imports": 84,
-    "kernel lines": 5_309,
-    "package lines": 20_743,
+    "kernel lines": 4_933,
+    "package lines": 20_657,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

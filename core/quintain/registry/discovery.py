@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from typing import Literal
@@ -48,7 +47,7 @@ Origin = Literal["built-in", "installed", "editable", "local"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """Where a component is to be found; nothing of it has been imported.
+    """The location of a component, which need not be imported yet.
 
     Attributes:
         kind: a key of `GROUPS`.
@@ -105,19 +104,25 @@ def discover() -> list[Component]:
     a stale copy further down is not seen.
     """
     seen: set[str] = set()
-    found: list[Component] = []
+    components: list[Component] = []
     for dist in distributions():
         name, version = _name_and_version(dist)
         if not name or name in seen:
             continue
         seen.add(name)
-        found.extend(_components_of(dist, name, version))
+        entry_points = [e for e in dist.entry_points if e.group in KINDS]
+        origin = _origin(dist, name) if entry_points else "installed"
+        for e in entry_points:
+            kind, target = KINDS[e.group], e.value.partition("[")[0].strip()
+            components.append(
+                Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
+            )
     order = list(GROUPS)
-    return sorted(found, key=lambda c: (order.index(c.kind), c.name, c.distribution))
+    return sorted(components, key=lambda c: (order.index(c.kind), c.name, c.distribution))
 
 
 def normalise(name: str) -> str:
-    """A distribution's name as PEP 503 compares them."""
+    """A distribution's name in the form in which PEP 503 compares names."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -130,16 +135,6 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
         if colon and key in ("Name", "Version"):
             headers[key] = value.strip()
     return normalise(headers.get("Name", "")), headers.get("Version", "")
-
-
-def _components_of(dist: Distribution, name: str, version: str) -> Iterator[Component]:
-    found = [e for e in dist.entry_points if e.group in KINDS]
-    origin = _origin(dist, name) if found else "installed"
-    for e in found:
-        target = e.value.partition("[")[0].strip()
-        yield Component(
-            kind=KINDS[e.group], name=e.name, target=target, distribution=name, version=version, origin=origin
-        )
 
 
 def _origin(dist: Distribution, name: str) -> Origin:

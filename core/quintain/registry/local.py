@@ -1,4 +1,4 @@
-"""Components in files of one's own: what a file holds, told without running it, and what a wrong name meant."""
+"""Components in files outside any distribution: what a file defines (it is not run), and what a wrong name meant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from ..tracebacks import said_by
 from .discovery import PIECES
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
-"""What the base classes of a class of a kind end in."""
+"""The base class of a kind whose components are classes."""
+RECORDS = {"reward": ("Reward",), "algorithm": ("Row", "Piece")}
+"""The classes of a kind whose components are instances. Names, since importing the classes would double the time that
+`quintain list` takes."""
 DECORATORS = {"reward": ("reward", "group_reward"), "algorithm": PIECES}
-"""What marks a function as a component of a kind."""
+"""The decorators that make such an instance of a function."""
 
 
 def components_in(path: Path, kind: str) -> list[str]:
@@ -27,16 +30,16 @@ def components_in(path: Path, kind: str) -> list[str]:
         tree = ast.parse(path.read_bytes(), filename=str(path))
     except (SyntaxError, ValueError) as e:
         raise UsageError(f"{path.name} is not Python: {said_by(e)}") from e
-    found: list[str] = []
+    names: list[str] = []
     for node in tree.body:
-        found.extend(_named_by(node, kind, found))
-    return found
+        names.extend(_defined_by(node, kind, names))
+    return names
 
 
-def _named_by(node: ast.stmt, kind: str, found: list[str]) -> Iterator[str]:
+def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
     if isinstance(node, ast.ClassDef) and kind in BASES:
         bases = [_last(b) for b in node.bases]
-        if any(b in found or b.endswith(BASES[kind]) for b in bases):
+        if any(b in before or b.endswith(BASES[kind]) for b in bases):
             yield node.name
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and kind in DECORATORS:
         if any(_last(d) in DECORATORS[kind] for d in node.decorator_list):
@@ -54,27 +57,25 @@ def _last(node: ast.expr) -> str:
 
 
 def check_file(kind: str, name: str) -> None:
-    """That the file in ``path/to/file.py:Attribute`` is there.
+    """Check that the file in ``path/to/file.py:Attribute`` exists.
 
     Raises:
-        UnknownNameError: it is not; the nearest file of its folder is shown.
+        UnknownNameError: it does not; the nearest file of its folder is shown.
     """
     file, _, attribute = name.partition(":")
-    if not file.endswith(".py") or Path(file).expanduser().is_file():
-        return
-    raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}{_nearest_file(file, attribute)}")
-
-
-def _nearest_file(file: str, attribute: str) -> str:
     path = Path(file).expanduser()
-    if not path.parent.is_dir():
-        return f"; there is no folder {str(path.parent)!r} either"
-    near = nearest(path.name, (p.name for p in path.parent.glob("*.py")))
-    return meaning(near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else ""))
+    if not file.endswith(".py") or path.is_file():
+        return
+    if path.parent.is_dir():
+        near = nearest(path.name, (p.name for p in path.parent.glob("*.py")))
+        hint = meaning(near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else ""))
+    else:
+        hint = f"; there is no folder {str(path.parent)!r} either"
+    raise UnknownNameError(f"{kind} {name!r}: there is no file {file!r}{hint}")
 
 
 def meant(kind: str, name: str) -> UnknownNameError | None:
-    """What to say of a bare *name* that is a file, or that of a file without its ``.py``; ``None`` where none is.
+    """The error for a bare *name* that is a file, or that of a file without its ``.py``; ``None`` where none is.
 
     Raises:
         UnknownNameError: it ends in ``.py`` and there is no such file.
@@ -87,7 +88,7 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
     path = Path(file).expanduser()
     if not path.is_file():
         return None
-    names = [f"{file}:{found}" for found in components_in(path, kind)]
+    names = [f"{file}:{component}" for component in components_in(path, kind)]
     what = f"{kind} {name!r} is a file" if file == name else f"no {kind} {name!r} is installed, but there is {file}"
     if len(names) == 1:
         return UnknownNameError(f"{what}; write {names[0]}")
@@ -97,31 +98,16 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
 
 
 def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameError:
-    """What to say where *module* has no *attribute*: the nearest name of a component of *kind* that it has."""
+    """The error for a *module* without *attribute*: shows its nearest name of a component of *kind*."""
     shown = target.partition(":")[0]
-    known = [f"{shown}:{name}" for name in _of_kind(kind, module)]
+    fits = {name: v for name, v in vars(module).items() if not name.startswith("_") and _is_component(kind, v)}
+    # What it only imports, such as the base class, is seldom meant.
+    own = [name for name, v in fits.items() if getattr(v, "__module__", module.__name__) == module.__name__]
+    known = [f"{shown}:{name}" for name in own or fits]
     return UnknownNameError(f"{kind} {target!r}: {shown} has no {attribute!r}{did_you_mean(target, known)}")
 
 
-def _of_kind(kind: str, module: Any) -> list[str]:
-    from ..interfaces.algorithm import Row
-    from ..interfaces.engine import Engine
-    from ..interfaces.environment import Environment
-    from ..interfaces.pieces import Piece
-    from ..interfaces.reward import Reward
-    from ..interfaces.service import Service
-
-    classes = {"environment": Environment, "engine": Engine, "service": Service}
-    instances: dict[str, tuple[type, ...]] = {"reward": (Reward,), "algorithm": (Row, Piece)}
-    fits = [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and (
-            isinstance(value, instances.get(kind, ()))
-            or (isinstance(value, type) and kind in classes and issubclass(value, classes[kind]))
-        )
-    ]
-    # What it only imports, such as the base class, is seldom meant.
-    own = [name for name in fits if getattr(vars(module)[name], "__module__", module.__name__) == module.__name__]
-    return own or fits
+def _is_component(kind: str, value: Any) -> bool:
+    if isinstance(value, type):
+        return BASES.get(kind) in {base.__name__ for base in value.__mro__}
+    return any(base.__name__ in RECORDS.get(kind, ()) for base in type(value).__mro__)

@@ -40,7 +40,7 @@ class Registry:
         return tuple(discover()) if self._given is None else self._given
 
     def components(self, kind: str | None = None) -> list[Component]:
-        """What is known, of one *kind* or all, by kind and name."""
+        """Every component, or those of one *kind*, sorted by kind and name."""
         order = list(GROUPS)
         chosen = [c for c in (*self._found, *self._added) if kind in (None, c.kind)]
         return sorted(chosen, key=lambda c: (order.index(c.kind), c.name, c.distribution))
@@ -97,7 +97,7 @@ class Registry:
     def resolve(self, component: Component) -> Any:
         """Import what *component* points at; see `load`."""
         if component not in self._loaded:
-            self._loaded[component] = _import(component, self._fix)
+            self._loaded[component] = self._import(component)
         return self._loaded[component]
 
     def manifest(self, component: Component) -> Manifest | None:
@@ -128,19 +128,35 @@ class Registry:
             and c.origin != "local"
         ]
 
+    def _import(self, component: Component) -> Any:
+        name, _, attributes = component.target.partition(":")
+        local, module = component.origin == "local", None
+        try:
+            with _working_directory_importable(local):
+                module = _module_of_file(name) if name.endswith(".py") else importlib.import_module(name.strip())
+            value: Any = module
+            for attribute in filter(None, attributes.strip().split(".")):
+                value = getattr(value, attribute)  # a module may make its attributes late, and fail
+        except (Exception, SystemExit) as e:
+            if not local:
+                failed = f"{component} cannot be loaded from {component.target!r}: {said_by(e)}"
+                raise PluginError(f"{failed}. Fix: {self._fix(component, e)}") from e
+            if module is not None and isinstance(e, AttributeError):
+                raise lacking(component.kind, component.target, module, attributes.strip()) from e
+            raise PluginError(_failure_of_file(component, e)) from e
+        return value
+
     def _fix(self, component: Component, error: BaseException) -> str:
         """The next thing to type after *component* failed with *error*."""
-        if isinstance(error, ModuleNotFoundError) and not _own(error, component):
-            return f"pip install {_requirement(component, self._extra(component))!r}"
-        again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
-        return f"{again} {component.distribution} with pip, or uninstall it; `quintain doctor` checks all"
-
-    def _extra(self, component: Component) -> str:
+        if not isinstance(error, ModuleNotFoundError) or _own(error, component):
+            again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
+            return f"{again} {component.distribution} with pip, or uninstall it; `quintain doctor` checks all"
         try:
             entry = self.entry(component)
-        except PluginError:
-            return ""  # the import error is the news here; `quintain list` shows the manifest's faults
-        return entry.extra if entry else ""
+        except PluginError:  # the import error is the news here; `quintain list` shows the manifest's faults
+            entry = None
+        extra = f"[{entry.extra}]" if entry and entry.extra else ""
+        return f"pip install {component.distribution + extra!r}"
 
 
 def lacks_library(error: PluginError, component: Component) -> bool:
@@ -153,34 +169,7 @@ def _own(error: ModuleNotFoundError, component: Component) -> bool:
     return (error.name or "").partition(".")[0] == component.module.partition(".")[0]
 
 
-def _requirement(component: Component, extra: str) -> str:
-    return f"{component.distribution}[{extra}]" if extra else component.distribution
-
-
-def _import(component: Component, fix: Any) -> Any:
-    name, _, attributes = component.target.partition(":")
-    local = component.origin == "local"
-    try:
-        with _working_directory_importable(local):
-            module: Any = _module_of_file(name) if name.endswith(".py") else importlib.import_module(name.strip())
-    except (Exception, SystemExit) as e:
-        raise PluginError(_of_own_code(component, e) if local else _of_plugin(component, e, fix)) from e
-    value = module
-    try:
-        for attribute in filter(None, attributes.strip().split(".")):
-            value = getattr(value, attribute)
-    except Exception as e:  # a module may make its attributes late
-        if local and isinstance(e, AttributeError):
-            raise lacking(component.kind, component.target, module, attributes.strip()) from e
-        raise PluginError(_of_own_code(component, e) if local else _of_plugin(component, e, fix)) from e
-    return value
-
-
-def _of_plugin(component: Component, error: BaseException, fix: Any) -> str:
-    return f"{component} cannot be loaded from {component.target!r}: {said_by(error)}. Fix: {fix(component, error)}"
-
-
-def _of_own_code(component: Component, error: BaseException) -> str:
+def _failure_of_file(component: Component, error: BaseException) -> str:
     failed = f"{component} cannot be loaded: {said_by(error)}"
     if not isinstance(error, ModuleNotFoundError):
         return failed

@@ -19,13 +19,14 @@ It says what a listing needs without importing anything::
     summary = "Group-normalised advantage, clipped ratio."
     source = "Shao et al. 2024, arXiv 2402.03300"     # the paper
 
-Checked by hand, not by pydantic: a listing reads every manifest, and importing pydantic takes 0.11 s of its 0.3 s.
+Plain code checks it: a listing reads every manifest, and importing pydantic takes 0.11 s of its 0.3 s.
 """
 
 from __future__ import annotations
 
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
@@ -121,10 +122,10 @@ def package_folder(module: str) -> Path:
 
 
 def _manifest(data: Mapping[str, Any], faults: list[str]) -> Manifest:
-    _known(data, Manifest, "", faults)
+    texts = _texts(Manifest, data, "", faults)
     api = data.get("api")
     if type(api) is not int:
-        faults.append(f"`api` is {_said(api)}; expected the number {API_VERSION}")
+        faults.append(f"`api` is {'missing' if api is None else repr(api)}; expected the number {API_VERSION}")
         api = 0
     elif api != API_VERSION:
         faults.append(f"`api` is {api}, and this Quintain speaks {API_VERSION}; upgrade the older of the two")
@@ -132,65 +133,36 @@ def _manifest(data: Mapping[str, Any], faults: list[str]) -> Manifest:
     if not isinstance(rows, list) or not all(isinstance(r, dict) for r in rows):
         faults.append("`components` is to be a list of tables: [[components]]")
         rows = []
-    entries = tuple(_entry(row, i, faults) for i, row in enumerate(rows, 1))
-    _distinct(entries, faults)
-    return Manifest(
-        api=api,
-        licence=_text(data, "licence", "", faults),
-        homepage=_text(data, "homepage", "", faults),
-        tags=_texts(data, "tags", "", faults),
-        components=entries,
-    )
+    entries = tuple(_entry(row, f"components[{i}].", faults) for i, row in enumerate(rows, 1))
+    twice = [name for name, count in Counter((e.kind, e.name) for e in entries).items() if count > 1]
+    faults.extend(f"{kind} {name!r} is listed twice" for kind, name in twice)
+    return Manifest(api=api, components=entries, **texts)
 
 
-def _entry(row: Mapping[str, Any], number: int, faults: list[str]) -> Entry:
-    where = f"components[{number}]."
-    _known(row, Entry, where, faults)
-    faults.extend(f"`{where}{key}` is missing" for key in ("kind", "name", "summary") if not row.get(key))
-    kind = _text(row, "kind", where, faults)
-    if kind and kind not in GROUPS:
-        faults.append(f"`{where}kind` is {kind!r}{did_you_mean(kind, GROUPS)}")
-    needs = _texts(row, "needs", where, faults)
-    faults.extend(f"`{where}needs` has {n!r}{did_you_mean(n, NEEDS)}" for n in needs if n not in NEEDS)
-    return Entry(
-        kind=kind,
-        name=_text(row, "name", where, faults),
-        summary=_text(row, "summary", where, faults),
-        needs=needs,
-        tags=_texts(row, "tags", where, faults),
-        extra=_text(row, "extra", where, faults),
-        source=_text(row, "source", where, faults),
-    )
+def _entry(row: Mapping[str, Any], where: str, faults: list[str]) -> Entry:
+    required = ("kind", "name", "summary")
+    faults.extend(f"`{where}{key}` is missing" for key in required if not row.get(key))
+    entry = Entry(**dict.fromkeys(required, "") | _texts(Entry, row, where, faults))
+    if entry.kind and entry.kind not in GROUPS:
+        faults.append(f"`{where}kind` is {entry.kind!r}{did_you_mean(entry.kind, GROUPS)}")
+    faults.extend(f"`{where}needs` has {n!r}{did_you_mean(n, NEEDS)}" for n in entry.needs if n not in NEEDS)
+    return entry
 
 
-def _distinct(entries: tuple[Entry, ...], faults: list[str]) -> None:
-    seen: set[tuple[str, str]] = set()
-    for e in entries:
-        if (e.kind, e.name) in seen:
-            faults.append(f"{e.kind} {e.name!r} is listed twice")
-        seen.add((e.kind, e.name))
-
-
-def _known(table: Mapping[str, Any], record: type, where: str, faults: list[str]) -> None:
-    names = [f.name for f in fields(record)]
-    faults.extend(f"unknown key `{where}{key}`{did_you_mean(key, names)}" for key in table if key not in names)
-
-
-def _text(table: Mapping[str, Any], key: str, where: str, faults: list[str]) -> str:
-    value = table.get(key, "")
-    if isinstance(value, str):
-        return value
-    faults.append(f"`{where}{key}` is {_said(value)}; expected text")
-    return ""
-
-
-def _texts(table: Mapping[str, Any], key: str, where: str, faults: list[str]) -> tuple[str, ...]:
-    value = table.get(key, [])
-    if isinstance(value, list) and all(isinstance(v, str) for v in value):
-        return tuple(value)
-    faults.append(f"`{where}{key}` is {_said(value)}; expected a list of text")
-    return ()
-
-
-def _said(value: object) -> str:
-    return "missing" if value is None else repr(value)
+def _texts(record: type, table: Mapping[str, Any], where: str, faults: list[str]) -> dict[str, Any]:
+    """The values that *record* takes from *table* as text or as a list of text, as the field's type says."""
+    types = {f.name: f.type for f in fields(record)}
+    faults.extend(f"unknown key `{where}{key}`{did_you_mean(key, types)}" for key in table if key not in types)
+    texts: dict[str, Any] = {}
+    for key, value in table.items():
+        if types.get(key) == "str":
+            if isinstance(value, str):
+                texts[key] = value
+            else:
+                faults.append(f"`{where}{key}` is {value!r}; expected text")
+        elif types.get(key) == "tuple[str, ...]":
+            if isinstance(value, list) and all(isinstance(v, str) for v in value):
+                texts[key] = tuple(value)
+            else:
+                faults.append(f"`{where}{key}` is {value!r}; expected a list of text")
+    return texts

@@ -1,11 +1,8 @@
-"""Hooks: what a plugin may observe of a run, and the loader that keeps one plugin's fault from the run and from the
-others.
+"""Hooks: what a plugin may observe of a run. A plugin that fails is reported; the run and the other plugins go on.
 
 A hook plugin is a module (or object) named by an entry point of the group ``quintain.plugins``; it defines functions
-called ``quintain_on_*``. Each takes one argument, ``event``, a frozen record of plain values, or none. `docs/hooks.md`
-lists them all.
-
-::
+called ``quintain_on_*``. Each takes one argument, ``event``, a frozen record of plain values, or none; its return value
+is ignored. `docs/hooks.md` lists them all::
 
     # pyproject.toml:  [project.entry-points."quintain.plugins"]
     #                  steps = "my_package.steps"
@@ -18,7 +15,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,7 +35,10 @@ log = logging.getLogger("quintain.plugins")
 
 @dataclass(frozen=True, kw_only=True)
 class RunStart:
-    """A run begins, or goes on.
+    """Before step 1, or before the first step after a resume; services and engine are up::
+
+        def quintain_on_run_start(event):
+            tracker.start(name=event.run, config=event.recipe)
 
     Attributes:
         run: name of the run.
@@ -56,12 +56,15 @@ class RunStart:
 
 @dataclass(frozen=True, kw_only=True)
 class StepEnd:
-    """An optimizer step is done.
+    """After each optimizer step, once its metrics are on disk; it delays the next step, so hand slow work to a thread::
+
+        def quintain_on_step_end(event):
+            tracker.log(event.metrics, step=event.step)
 
     Attributes:
         step: counts from 1.
-        metrics: the line that went into the run's metrics file: numbers by name, and under ``alarms`` the list of the
-            names of the alarms that are on.
+        metrics: the line of the run's metrics file: numbers by name, and under ``alarms`` the list of the names of the
+            alarms that are on.
     """
 
     hook: ClassVar[str] = "quintain_on_step_end"
@@ -71,7 +74,10 @@ class StepEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationEnd:
-    """An evaluation is done.
+    """After each evaluation of one environment, also the one before training::
+
+        def quintain_on_evaluation_end(event):
+            tracker.log({f"{event.environment}/{k}": v for k, v in event.metrics.items()}, step=event.step)
 
     Attributes:
         step: the step whose weights were evaluated; 0 is before training.
@@ -89,7 +95,11 @@ class EvaluationEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved:
-    """A checkpoint is complete on disk.
+    """After a checkpoint is complete in its folder; it may be deleted later (keep-last-n), so copy what you need::
+
+        def quintain_on_checkpoint_saved(event):
+            if event.best:
+                tracker.upload(event.path)
 
     Attributes:
         step: the step it holds.
@@ -105,7 +115,10 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, kw_only=True)
 class RunEnd:
-    """A run ends.
+    """Last of all, also after Ctrl-C or a failure; not after ``kill -9``::
+
+        def quintain_on_run_end(event):
+            tracker.finish(ok=event.status == "finished")
 
     Attributes:
         folder: absolute path of its folder.
@@ -127,59 +140,20 @@ Event = RunStart | StepEnd | EvaluationEnd | CheckpointSaved | RunEnd
 EVENTS: tuple[type[Event], ...] = (RunStart, StepEnd, EvaluationEnd, CheckpointSaved, RunEnd)
 
 
-class Specification:
-    """Every hook there is. Nothing is returned; what one raises is counted and shown, and stops nothing."""
+def _specified(kind: type[Event]) -> Callable[[Any], None]:
+    def hook(event: Any) -> None: ...
 
-    @hookspec
-    def quintain_on_run_start(self, event: RunStart) -> None:
-        """Before step 1, or before the first step after a resume; services and engine are up.
+    hook.__doc__ = kind.__doc__
+    return hookspec(hook)
 
-        The place to open a tracker's run: ``event.recipe`` is its configuration, ``event.step`` where its curves go
-        on::
 
-            def quintain_on_run_start(event):
-                tracker.start(name=event.run, config=event.recipe)
-        """
-
-    @hookspec
-    def quintain_on_step_end(self, event: StepEnd) -> None:
-        """After each optimizer step, once its metrics are on disk. It runs between steps: be quick, or hand over to a
-        thread::
-
-        def quintain_on_step_end(event):
-            tracker.log(event.metrics, step=event.step)
-        """
-
-    @hookspec
-    def quintain_on_evaluation_end(self, event: EvaluationEnd) -> None:
-        """After each evaluation of one environment, also the one before training::
-
-        def quintain_on_evaluation_end(event):
-            tracker.log({f"{event.environment}/{k}": v for k, v in event.metrics.items()}, step=event.step)
-        """
-
-    @hookspec
-    def quintain_on_checkpoint_saved(self, event: CheckpointSaved) -> None:
-        """After a checkpoint has been moved to its place; it may be deleted later by keep-last-n, so copy what you
-        need::
-
-        def quintain_on_checkpoint_saved(event):
-            if event.best:
-                tracker.upload(event.path)
-        """
-
-    @hookspec
-    def quintain_on_run_end(self, event: RunEnd) -> None:
-        """Last of all, also after Ctrl-C or a failure; not after ``kill -9``::
-
-        def quintain_on_run_end(event):
-            tracker.finish(ok=event.status == "finished")
-        """
+Specification = type("Specification", (), {kind.hook: _specified(kind) for kind in EVENTS})
+"""Every hook, as pluggy reads them: one per event."""
 
 
 @dataclass(kw_only=True)
 class Failure:
-    """What one plugin did wrong: the *hook* (empty: it did not load), the first *error*, and how often."""
+    """A plugin's failure: the *hook* (empty: it did not load), the first *error*, and how often it failed there."""
 
     plugin: str
     hook: str
@@ -193,7 +167,7 @@ class Failure:
 
 
 class _Manager(pluggy.PluginManager):
-    """Takes every function with our prefix for an implementation, so that a misspelled one is seen, marker or not."""
+    """Takes every function with our prefix as an implementation, marked or not, so that a misspelled one is found."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
@@ -206,10 +180,10 @@ class Hooks:
     """The hook plugins of one run.
 
     Args:
-        strict: raise what a plugin does wrong instead of recording it; ``None`` asks ``QUINTAIN_STRICT_PLUGINS``.
+        strict: raise a plugin's failure instead of recording it; ``None`` reads ``QUINTAIN_STRICT_PLUGINS``.
 
     Attributes:
-        failures: what went wrong so far; `report` tells it.
+        failures: of plugins so far, one per plugin and hook.
     """
 
     def __init__(self, *, strict: bool | None = None) -> None:
@@ -228,7 +202,7 @@ class Hooks:
         """
         hooks = cls(strict=strict)
         registry = registry or current()
-        # Last registered is first called; so they are called by name.
+        # The last one registered is called first, so this calls them in the order of their names.
         for component in reversed(allowed(registry.components("hooks"), os.environ.get("QUINTAIN_PLUGINS"))):
             try:
                 hooks.add(registry.resolve(component), component.id)
@@ -242,7 +216,7 @@ class Hooks:
         return sorted(name for name, _ in self._manager.list_name_plugin())
 
     def add(self, plugin: object, name: str) -> None:
-        """Take *plugin* into use, whole or not at all.
+        """Register *plugin*, with all of its hooks or none.
 
         Raises:
             PluginError: a misspelled hook, a wrong parameter, or a hook that cannot observe (a coroutine or wrapper).
@@ -257,7 +231,7 @@ class Hooks:
             raise PluginError(f"plugin {name!r}: {fault}")
 
     def emit(self, event: Event) -> None:
-        """Tell every plugin. One that raises is recorded, and the others are told all the same.
+        """Call every plugin's hook. One that raises is recorded, and the others are called all the same.
 
         Raises:
             PluginError: a plugin raised, and we are strict.
@@ -265,25 +239,28 @@ class Hooks:
         for implementation in reversed(getattr(self._manager.hook, event.hook).get_hookimpls()):
             try:
                 implementation.function(*([event] if implementation.argnames else []))
-            except Exception as e:  # noqa: BLE001  # whatever an observer does, the run goes on and the failure is shown
+            except Exception as e:  # noqa: BLE001 - an observer may raise anything, and must not end the run
                 self._record(implementation.plugin_name, event.hook, e)
 
     def report(self) -> list[str]:
-        """One line per plugin and hook that went wrong, with how often; to be shown at the end of a run."""
+        """One line per plugin and hook that failed, for the end of a run."""
         return [str(failure) for failure in self.failures]
 
     def close(self) -> None:
-        """Let go of the plugins."""
+        """Unregister the plugins."""
         for plugin in self._manager.get_plugins():
             self._manager.unregister(plugin)
 
     def _fault(self, plugin: object) -> str:
+        """Why *plugin*, which is registered, cannot be used; empty where it can."""
         known = [event.hook for event in EVENTS]
         for caller in self._manager.get_hookcallers(plugin) or []:
             if not caller.has_spec():
                 return f"there is no hook {caller.name!r}{did_you_mean(caller.name, known)}"
             for implementation in caller.get_hookimpls():
-                if implementation.plugin is plugin and not _observes(implementation):
+                wraps = implementation.wrapper or implementation.hookwrapper
+                awaits = inspect.iscoroutinefunction(implementation.function)
+                if implementation.plugin is plugin and (wraps or awaits):
                     return f"{caller.name} is to be a plain function: hooks observe, they neither await nor wrap"
         return ""
 
@@ -296,11 +273,6 @@ class Hooks:
             return
         self.failures.append(Failure(plugin=plugin, hook=hook, error=error))
         log.warning("%s", self.failures[-1], exc_info=error)
-
-
-def _observes(implementation: pluggy.HookImpl) -> bool:
-    wraps = implementation.wrapper or implementation.hookwrapper
-    return not wraps and not inspect.iscoroutinefunction(implementation.function)
 
 
 def allowed(components: Sequence[Component], names: str | None) -> list[Component]:
