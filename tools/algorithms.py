@@ -1,16 +1,11 @@
-"""Write what is said of the methods from the methods themselves; tests compare.
+"""Write the tables of docs/algorithms.md from the algorithms themselves; a test compares.
 
 python tools/algorithms.py
-
-It writes the tables of docs/algorithms.md, and for core, whose rows and pieces are found like anyone else's, the entry
-points in pyproject.toml and the entries of the manifest. After new entry points install again (`make` does it).
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import re
 import sys
 import tomllib
@@ -21,11 +16,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-import quintain.learning
 from quintain.cli.describe import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import Anchor, Row
-from quintain.interfaces.pieces import KINDS, Piece
+from quintain.interfaces.pieces import KINDS, Piece, every_piece
 from quintain.interfaces.sampling_plan import Plan
 from quintain.learning.algorithms import PRESETS
 from quintain.learning.terms import Pool, Terms
@@ -34,10 +28,6 @@ from quintain.registry.lookup import Registry
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"
-PROJECT = ROOT / "pyproject.toml"
-MANIFEST = ROOT / "core" / "quintain" / "quintain.toml"
-GROUP = '[project.entry-points."quintain.algorithms"]\n'
-BELOW = "# Algorithms: written by tools/algorithms.py from quintain.learning.\n"
 
 PAIRS = (
     ("rloo", "reinforce"),
@@ -105,78 +95,32 @@ _ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 _SENTENCE = re.compile(r"(?<!\bDr)(?<!\bal)(?<!\be\.g)\.\s+(?=[A-Z`*])")
 
 
-def attributes(module: str, kind: type) -> dict[str, Any]:
-    """What of *kind* the module *module* itself makes, by attribute."""
-    held = vars(importlib.import_module(module))
-    return {name: value for name, value in held.items() if isinstance(value, kind) and not name.startswith("_")}
-
-
-def rows_of_core() -> dict[str, tuple[str, Row]]:
-    """Core's rows by name, each with its entry point."""
-    module = "quintain.learning.algorithms"
-    places = {row.name: f"{module}:{at}" for at, row in attributes(module, Row).items()}
-    return {name: (places[name], row) for name, row in PRESETS.items()}
-
-
-def pieces_of_core() -> dict[str, tuple[str, Piece]]:
-    """Core's pieces by ``kind.name``, each with its entry point, in the order of kinds and of their files."""
-    found: dict[str, tuple[str, Piece]] = {}
-    for info in pkgutil.iter_modules(quintain.learning.__path__, "quintain.learning."):
-        for at, piece in attributes(info.name, Piece).items():
-            if piece.function.__module__ == info.name and not piece.args:
-                found.setdefault(f"{piece.kind}.{piece.name}", (f"{info.name}:{at}", piece))
-    return dict(sorted(found.items(), key=lambda item: KINDS.index(item[1][1].kind)))
-
-
 def rows() -> dict[str, tuple[str, Row]]:
     """Every row of the workspace by name, each with its distribution: core's, then those of installed members."""
-    held = {name: ("quintain", row) for name, (_, row) in rows_of_core().items()}
+    held = {name: ("quintain", row) for name, row in PRESETS.items()}
     members = [tomllib.loads(p.read_text())["project"]["name"] for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
     for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
-        if component.kind == "algorithm" and component.distribution in members and not component.piece:
+        if component.kind == "algorithm" and component.distribution in members:
             held[component.name] = (component.distribution, Registry([component]).resolve(component))
     return held
 
 
 def pieces() -> dict[str, tuple[str, Piece]]:
-    """Every piece that core has or that a row of the workspace uses, by ``kind.name``, each with its distribution."""
-    held = {name: ("quintain", piece) for name, (_, piece) in pieces_of_core().items()}
-    for distribution, row in rows().values():
-        for piece in row.pieces:
-            held.setdefault(f"{piece.kind}.{piece.name}", (distribution, piece))
-    return dict(sorted(held.items(), key=lambda item: KINDS.index(item[1][1].kind)))
+    """Every piece of core and of the packages of `rows` by ``kind.name``, each with its distribution: core's first."""
+    packages = {owner.replace("-", "_"): owner for owner, _ in rows().values()}
+    held = {
+        f"{piece.kind}.{piece.name}": (packages[package], piece)
+        for piece in every_piece()
+        if (package := piece.function.__module__.partition(".")[0]) in packages
+    }
+    owners = list(packages.values())
+    return dict(sorted(held.items(), key=lambda x: (KINDS.index(x[1][1].kind), owners.index(x[1][0]))))
 
 
 def summary(piece: Piece) -> str:
     """The first sentence of a piece's docstring."""
     text = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split())
     return _SENTENCE.split(text, maxsplit=1)[0].rstrip(".") + "."
-
-
-# ---------------------------------------------------------------- core's own entry points and manifest
-def project(text: str) -> str:
-    """pyproject.toml with core's rows and pieces as entry points."""
-    named = {name: target for name, (target, _) in (rows_of_core() | pieces_of_core()).items()}
-    lines = [f"{_key(name)} = {json.dumps(target)}\n" for name, target in named.items()]
-    head, _, rest = text.partition(GROUP)
-    return head + GROUP + "".join(lines) + rest[re.search(r"^\s*\[|\Z", rest, re.M).start() :]  # type: ignore[union-attr]
-
-
-def manifest(text: str) -> str:
-    """The manifest with an entry for each of core's rows and pieces."""
-    entries = [(name, row.summary, row.source) for name, (_, row) in rows_of_core().items()]
-    entries += [(name, summary(piece), "") for name, (_, piece) in pieces_of_core().items()]
-    return text.partition(BELOW)[0] + BELOW + "\n".join(_entry(*entry) for entry in entries)
-
-
-def _entry(name: str, summary: str, source: str) -> str:
-    told = {"kind": "algorithm", "name": name, "summary": summary, "source": source, "extra": "train"}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in told.items() if value]
-    return "[[components]]\n" + "".join(lines)
-
-
-def _key(name: str) -> str:
-    return json.dumps(name) if "." in name else name
 
 
 # ---------------------------------------------------------------- the tables of docs/algorithms.md
@@ -234,7 +178,7 @@ def apart() -> Iterator[str]:
         yield _line(f"`{left}`", f"`{right}`", "; ".join(d.words for d in found))
 
 
-def every_piece() -> Iterator[str]:
+def of_pieces() -> Iterator[str]:
     """The pieces, by kind."""
     yield from _header("piece", "what it does", "arguments")
     for name, (distribution, piece) in pieces().items():
@@ -262,7 +206,7 @@ TABLES = {
     "methods": in_short,
     "choices": choices,
     "differences": apart,
-    "pieces": every_piece,
+    "pieces": of_pieces,
     "refused": refused,
     "notes": remarked,
 }
@@ -369,13 +313,8 @@ def _line(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-FILES = {PAGE: page, PROJECT: project, MANIFEST: manifest}
-"""File to the function from its text to what it should be."""
-
-
 if __name__ == "__main__":
-    for path, render in FILES.items():
-        text = path.read_text(encoding="utf-8")
-        if render(text) != text:
-            path.write_text(render(text), encoding="utf-8")
-            sys.stdout.write(f"wrote {path.relative_to(ROOT)}\n")
+    text = PAGE.read_text(encoding="utf-8")
+    if page(text) != text:
+        PAGE.write_text(page(text), encoding="utf-8")
+        sys.stdout.write(f"wrote {PAGE.relative_to(ROOT)}\n")

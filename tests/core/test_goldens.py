@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.interfaces.pieces import Piece, find
+from quintain.interfaces.pieces import Piece
 from quintain.learning import PRESETS, Terms
 from quintain.learning.loss import weighted_sum
+from quintain.registry.pieces import find
 
 
 def terms(

@@ -12,9 +12,9 @@ import torch
 
 from quintain.errors import UsageError
 from quintain.interfaces.learner import overlong
-from quintain.interfaces.pieces import find
 from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step, is_constant, returns
+from quintain.registry.pieces import find
 
 from . import batches
 

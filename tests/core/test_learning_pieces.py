@@ -17,7 +17,7 @@ from torch import Tensor
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces import pieces as algorithm
 from quintain.interfaces.algorithm import KL, Candidate
-from quintain.interfaces.pieces import Piece, find, objective, per_group, pieces
+from quintain.interfaces.pieces import Piece, objective, per_group, pieces
 from quintain.learning import PRESETS, Learner, Terms
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.loss import weighted_sum
@@ -29,6 +29,7 @@ from quintain.learning.pieces.objectives import kl_estimate, kl_terms, ppo_clip
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import isolated
+from quintain.registry.pieces import find
 
 from . import batches
 from .models import tiny_model
@@ -265,23 +266,19 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         find("objective", "heavy_tail")
 
 
-def test_two_distributions_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_two_modules_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither breaks the other; the bare name is refused whichever was imported first."""
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
     monkeypatch.syspath_prepend(tmp_path)
-    entries = []
     for owner in ("alpha", "beta"):
         (tmp_path / f"{owner}_pieces.py").write_text(
             "from quintain import objective\n\n@objective\ndef gate(t):\n    return t.logp\n"
         )
-        target = f"{owner}_pieces:gate"
-        entries.append(Component(kind="algorithm", name="objective.gate", target=target, distribution=owner))
-    with isolated(*entries):
-        for _ in range(2):
-            for owner in ("beta", "alpha"):
-                assert find("objective", f"{owner}/gate").function.__module__ == f"{owner}_pieces"
-            with pytest.raises(PluginError, match="claimed by"):
-                find("objective", "gate")
+    for _ in range(2):
+        for owner in ("beta", "alpha"):
+            assert find("objective", f"{owner}_pieces:gate").function.__module__ == f"{owner}_pieces"
+        with pytest.raises(PluginError, match="claimed by alpha_pieces:gate and by beta_pieces:gate; say which"):
+            find("objective", "gate")
 
 
 def test_pieces_that_cannot_run_are_refused() -> None:
@@ -318,36 +315,32 @@ def test_an_update_must_tell_its_loss() -> None:
         learner.step(batches.batch())
 
 
-def test_an_installed_piece_is_found_by_every_name_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An entry point ``objective.cubic`` is imported the first time a recipe asks for it, and never before."""
+def test_a_piece_of_an_installed_algorithm_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its module is imported the first time a name is asked for that no imported module has, and never before."""
     monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "cubic_pieces.py").write_text(
-        "from quintain import objective\n\n@objective\ndef cubic(t, *, scale: float = 1.0):\n"
-        "    return scale * t.logp**3\n\n\ndef plain(t):\n    return t.logp\n"
+        "from quintain import objective\nfrom quintain.learning.algorithms import RLOO\n\n\n"
+        "@objective\ndef cubic(t, *, scale: float = 1.0):\n    return scale * t.logp**3\n\n\n"
+        "def plain(t):\n    return t.logp\n\n\nCUBIC = RLOO.but(name='steep', objective=cubic)\n"
     )
-
-    def entry(name: str, attribute: str, distribution: str = "pack") -> Component:
-        target = f"cubic_pieces:{attribute}"
-        return Component(kind="algorithm", name=name, target=target, distribution=distribution)
-
-    faulty = [entry("objective.plain", "plain"), entry("advantage.cubic", "cubic"), entry("objective.two", "cubic")]
-    with isolated(entry("objective.cubic", "cubic"), *faulty, entry("objective.two", "cubic", "other")):
+    steep = Component(kind="algorithm", name="steep", target="cubic_pieces:CUBIC", distribution="pack")
+    broken = Component(kind="algorithm", name="broken", target="no_such_module:ROW", distribution="broken-pack")
+    with isolated(steep, broken):
+        assert find("objective", "ppo_clip").name == "ppo_clip"
         assert "cubic_pieces" not in sys.modules
-        names = ["cubic", "objective.cubic", "pack/cubic", "pack/objective.cubic", "cubic_pieces:cubic", "other/two"]
-        assert {find("objective", name).name for name in reversed(names)} == {"cubic"}
-        row = PRESETS["rloo"].but(objective={"use": "pack/cubic", "scale": 2.0})
+        names = ["cubic", "objective.cubic", "cubic_pieces:cubic"]
+        assert {find("objective", name).name for name in names} == {"cubic"}
+        row = bind(PRESETS["rloo"], {"objective": {"use": "cubic", "scale": 2.0}})
         assert (row.objective.name, row.objective.args) == ("cubic", {"scale": 2.0})
-        with pytest.raises(UnknownNameError, match=r"did you mean 'cubic'.*quintain list algorithms --all"):
+        with pytest.raises(
+            UnknownNameError, match=r"did you mean 'cubic'[^$]*'broken' of broken-pack cannot be loaded"
+        ):
             find("objective", "cubik")
-        with pytest.raises(UnknownNameError, match="did you mean 'pack/objective.cubic'"):
-            find("objective", "pack/objective.cubik")
-        with pytest.raises(PluginError, match="claimed by other and pack"):
-            find("objective", "two")
         with pytest.raises(PluginError, match="is a function; expected a function decorated with @objective"):
-            find("objective", "plain")
+            find("objective", "cubic_pieces:plain")
         with pytest.raises(PluginError, match="of the kind objective; expected a function decorated with @advantage"):
-            find("advantage", "cubic")
+            find("advantage", "cubic_pieces:cubic")
 
 
 def test_what_a_paper_sampled_with_is_no_setting() -> None:

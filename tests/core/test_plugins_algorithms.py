@@ -20,15 +20,14 @@ from quintain.interfaces.algorithm import KL, Row
 from quintain.interfaces.pieces import KINDS
 from quintain.interfaces.sampling_plan import Plan
 from quintain.learning.algorithms import PRESETS
-from quintain.registry import discovery
+from quintain.registry.binding import bind
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
 from quintain.types.sampling import Interrupt
 
 DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-preference")
-ALGORITHMS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
-ROWS = [c for c in ALGORITHMS if not c.piece]
+ROWS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> Any:
@@ -89,35 +88,24 @@ def test_a_source_is_text() -> None:
         parse(head + "source = 3")
 
 
-def test_pieces_are_told_from_rows_by_every_kind_there_is() -> None:
-    """`list` hides ``update.natural`` as it hides ``objective.cispo``."""
-    assert KINDS == discovery.PIECES
-
-
-def test_core_pieces_come_through_the_same_door() -> None:
-    """Found by name though nothing of `quintain.learning` is imported; a misspelled one costs no import at all."""
+def test_pieces_of_installed_algorithms_are_found_by_name() -> None:
+    """Though nothing of `quintain.learning` or of a plugin is imported; and no installed name is that of a piece."""
     program = """
-import sys
-from quintain.interfaces.pieces import find
+from quintain.registry.pieces import find
 from quintain.errors import UnknownNameError
 try:
-    find("objective", "cispoo")
+    find("objective", "ppo_clipp")
 except UnknownNameError as e:
-    print("did you mean 'cispo'" in str(e), "torch" in sys.modules)
-print(find("objective", "cispo"), find("correction", "quintain/none").name, find("advantage", "advantage.ema").name)
+    print("did you mean 'ppo_clip'" in str(e))
+print(find("objective", "ppo_clip"), find("correction", "none").name, find("advantage", "advantage.ema").name)
+print(find("update", "natural"), find("aggregation", "winners"))
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
-    assert ["True False", "objective.cispo() none ema"] == done.stdout.splitlines()
-
-
-def test_pieces_of_core_are_listed_where_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """`--all` alone shows them."""
-    short = {c["name"] for c in told(capsys, "list", "algorithms")["components"]}
-    long = {c["name"] for c in told(capsys, "list", "algorithms", "--all")["components"]}
-
-    assert not any("." in name for name in short)
-    assert {"objective.ppo_clip", "advantage.group_norm", "correction.none", "admission.varied"} <= long - short
+    assert ["True", "objective.ppo_clip() none ema", "update.natural() aggregation.winners()"] == (
+        done.stdout.splitlines()
+    )
+    assert not any("." in c.name for c in ROWS)
 
 
 # ---------------------------------------------------------------- rows as data
@@ -318,7 +306,7 @@ def test_a_file_is_imported_once_for_its_row_and_its_pieces(tmp_path: Path, monk
     for name, file in files.items():
         row = registry.load("algorithm", f"{file}:ROW")
         assert row.objective is registry.load("environment", f"{file}:ROW").objective
-        assert row.objective is row.but(objective=f"{file}:{name}").objective
+        assert row.objective is bind(row, {"objective": f"{file}:{name}"}).objective
         assert name == row.objective.name
     for module in ("method_of_mine", "quintain_file_method_of_mine"):
         monkeypatch.delitem(sys.modules, module)

@@ -174,17 +174,6 @@ def test_broken_manifests_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "no module named 'gone_row'" in line_of(gone, registry).error
 
 
-def test_pieces_are_hidden_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    """The single pieces of algorithms would drown the rest."""
-    piece = Component(kind="algorithm", name="objective.some_piece", target="json:x", distribution="d")
-    with isolated(piece):
-        main(["list"])
-        assert "--all" in capsys.readouterr().out
-        main(["list", "--all", "--json"])
-
-    assert ["objective.some_piece"] == [c["name"] for c in json.loads(capsys.readouterr().out)["components"]]
-
-
 def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """No table without rows."""
     with isolated():

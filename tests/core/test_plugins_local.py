@@ -8,8 +8,9 @@ import pytest
 
 from quintain.cli import main
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
+from quintain.interfaces.pieces import KINDS
 from quintain.registry.binding import bind, signature_of, without_parameters
-from quintain.registry.local import components_in
+from quintain.registry.local import DECORATORS, components_in
 from quintain.registry.lookup import Registry, load
 
 REVERSE = '''
@@ -83,6 +84,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def test_every_kind_of_piece_has_its_decorator_here() -> None:
+    """A file is read by the names of decorators alone."""
+    assert {*KINDS, "per_group"} == set(DECORATORS["algorithm"])
 
 
 def said(kind: str, name: str, error: type[Exception] = UnknownNameError) -> str:

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from quintain.errors import PluginError, UnknownNameError
-from quintain.interfaces.pieces import KINDS
-from quintain.registry.discovery import GROUPS, PIECES, Component, discover, kind_of
+from quintain.registry.discovery import GROUPS, Component, discover, kind_of
 from quintain.registry.lookup import Registry, current, isolated, load
 
 
@@ -65,14 +64,6 @@ def test_unknown_kind() -> None:
     """A misspelled kind shows the nearest."""
     with pytest.raises(UnknownNameError, match="did you mean 'reward"):
         kind_of("rewadrs")
-
-
-def test_pieces_are_told_from_rows() -> None:
-    """A dotted algorithm name is a piece; the prefixes are the kinds of pieces there are."""
-    assert set(KINDS) == set(PIECES)
-    assert component("objective.cispo", kind="algorithm").piece
-    assert not component("grpo", kind="algorithm").piece
-    assert not component("objective.cispo").piece
 
 
 def test_load_imports_once_and_late() -> None:

@@ -65,14 +65,15 @@ def quintain(environ: dict[str, str], *words: str, at: Path | None = None) -> st
 
 
 def test_it_is_listed_with_its_source(environ: dict[str, str]) -> None:
-    """The row among the others, its piece under `--all` alone."""
+    """The row among the others; its piece is told of where it is asked for."""
     listed = {c["name"]: c for c in json.loads(quintain(environ, "list", "algorithms", "--json"))["components"]}
 
     assert ("quintain-sapo", "") == (listed["sapo"]["distribution"], listed["sapo"]["error"])
     assert "Gao et al. 2025, arXiv 2511.20347" == listed["sapo"]["source"]
     assert "sigmoid gate" in listed["sapo"]["summary"]
     assert "objective.sapo" not in listed
-    assert "objective.sapo" in quintain(environ, "list", "algorithms", "--all")
+    (piece,) = json.loads(quintain(environ, "info", "objective.sapo", "--json"))["components"]
+    assert ("quintain-sapo", "objective.sapo") == (piece["distribution"], piece["name"])
 
 
 def test_it_trains_by_name(environ: dict[str, str], tmp_path: Path) -> None:

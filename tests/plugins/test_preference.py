@@ -15,11 +15,11 @@ from torch import Tensor
 
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import Row
-from quintain.interfaces.pieces import find
 from quintain.learning import PRESETS, Batch, Learner, Sample, Terms
 from quintain.learning.loss import weighted_sum
 from quintain.learning.pieces.advantages import Step
 from quintain.registry.lookup import current
+from quintain.registry.pieces import find
 from quintain_preference import DPO, DPO_NORM, RFT, SIMPO, dpo, winners
 from quintain_preference.pairs import ranked
 

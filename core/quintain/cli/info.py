@@ -1,4 +1,6 @@
-"""``quintain info``: one component, with its configuration. Imports that component and nothing else."""
+"""``quintain info``: one component, with its configuration. Imports that component alone; for a piece, the installed
+algorithms.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from ..errors import PluginError, UnknownNameError, UsageError
 from ..registry.discovery import Component, kind_of
 from ..registry.local import meant
 from ..registry.lookup import Registry, current
+from ..registry.pieces import import_algorithms, installed_pieces
 from .listing import Line, line_of
 
 if TYPE_CHECKING:
@@ -165,8 +168,8 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
-    """The components that *name* means: ``name``, ``distribution/name``, each perhaps after ``kind:``, a piece of an
-    algorithm without its kind where nothing else has the name, or ``module:Attribute``.
+    """The components that *name* means: ``name``, ``distribution/name``, each perhaps after ``kind:``, or
+    ``module:Attribute``; where nothing else has the name, a piece of an installed algorithm.
 
     Raises:
         UnknownNameError: none.
@@ -180,13 +183,18 @@ def matching(name: str, registry: Registry) -> list[Component]:
         return [registry.find(kind, rest)]
     if name.endswith(".py"):
         return [registry.find("environment", name)]  # which says what is in it
-    found = registry.matching(rest if kind else name, kind)
-    found = found or [c for c in registry.components(kind) if c.piece and c.name.partition(".")[2] == (rest or name)]
+    bare = rest if kind else name
+    found, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
+    if not found and kind in (None, "algorithm"):
+        failures = import_algorithms(registry)
+        pieces = Registry(installed_pieces(registry))
+        found = pieces.matching(bare) or [c for c in pieces.components() if c.name.partition(".")[2] == bare]
     if not found:
-        if (error := meant(kind or "environment", rest or name)) is not None:
+        if (error := meant(kind or "environment", bare)) is not None:
             raise error
-        known = (c.name for c in registry.components(kind))
-        raise UnknownNameError.of(kind or "component", rest or name, known, "`quintain list --all` shows all")
+        known = (c.name for c in (*registry.components(kind), *pieces.components()))
+        hint = "\n".join(("`quintain list` shows all; `quintain info ALGORITHM` shows its pieces", *map(str, failures)))
+        raise UnknownNameError.of(kind or "component", bare, known, hint)
     return found
 
 
@@ -198,8 +206,8 @@ def info(name: str, against: str | None, as_json: bool) -> int:
     """Show what NAME is and how a recipe configures it.
 
     NAME is a component (`grpo`), one of a certain distribution (`quintain-shaping/format_tags`), of a kind
-    (`reward:math_equal`), a piece of an algorithm (`objective.cispo`), or code of your own (`module:Attribute`). Only
-    that component is imported.
+    (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or code of your own (`module:Attribute`).
+    Only that component is imported; for a piece, the installed algorithms are.
     """
     registry = current()
     if against is not None:

@@ -64,17 +64,14 @@ def line_of(component: Component, registry: Registry) -> Line:
 @click.command("list")
 @click.argument("kind", required=False)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-@click.option("--all", "everything", is_flag=True, help="Also the single pieces of algorithms.")
-def list_(kind: str | None, as_json: bool, everything: bool) -> None:
+def list_(kind: str | None, as_json: bool) -> None:
     """List what is installed: all of it, or one KIND (environments, rewards, algorithms, engines, services ...).
 
     Reads metadata and manifests and imports no plugin, so a plugin that fails when imported shows only in `quintain
     doctor`.
     """
     registry = current()
-    known = registry.components(kind_of(kind) if kind else None)
-    shown = [c for c in known if everything or not c.piece]
-    lines = [line_of(c, registry) for c in shown]
+    lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
     if as_json:
         click.echo(json.dumps({"components": [asdict(line) for line in lines]}, indent=2))
         return
@@ -82,8 +79,6 @@ def list_(kind: str | None, as_json: bool, everything: bool) -> None:
         print_table(lines)
     else:
         click.echo("nothing installed" + (f" of the kind {kind!r}" if kind else ""))
-    if len(shown) < len(known):
-        click.echo(f"{len(known) - len(shown)} pieces of algorithms are not shown: --all shows them")
 
 
 def print_table(lines: list[Line]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import UsageError, did_you_mean
-from .pieces import KINDS, POLICIES, Piece, find
+from .pieces import KINDS, POLICIES, Piece, imported
 from .sampling_plan import Plan, made
 
 Anchor = Literal["mu", "prox"]
@@ -285,8 +285,8 @@ class Row:
         return dataclasses.replace(self, **held)  # type: ignore[arg-type]
 
     def but(self, **changes: Any) -> Row:
-        """A variant. A piece is given as itself, by name, or as ``{"use": name, **args}`` (without ``use``: arguments
-        of the present one).
+        """A variant. A piece is given as itself, by the name of one that is imported, or as ``{"use": name, **args}``
+        (without ``use``: arguments of the present one).
 
         Raises:
             UsageError: an unknown setting, piece or argument, or a pair that does not combine.
@@ -307,9 +307,9 @@ class Row:
         if kind is None or isinstance(value, Piece) or value is None:
             return value
         if isinstance(value, str):
-            return find(kind, value)
+            return imported(kind, value)
         args = dict(value)
-        base = find(kind, args.pop("use")) if "use" in args else getattr(self, kind)
+        base = self._resolve(key, args.pop("use")) if "use" in args else getattr(self, kind)
         if base is None:
             raise UsageError(f"algorithm {self.name!r} has no {kind} to configure; name one with `use`")
         return base.using(**args)

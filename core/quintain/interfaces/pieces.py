@@ -1,4 +1,4 @@
-"""Pieces: the named functions that a method is made of, and how they are found.
+"""Pieces: the named functions that a method is made of, and those that are imported by name.
 
 Importing this module needs no torch; the pieces themselves are torch functions and live in `quintain.learning` or in a
 plugin.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -35,7 +34,7 @@ class Piece:
 
     Attributes:
         kind: which choice of a method it makes.
-        name: as recipes write it; ``kind.name`` is its entry point.
+        name: as recipes write it.
         function: what runs. Its keyword-only parameters are its configuration; those that default to `need()` are
             services, and ``state`` marks a stateful piece: it takes the state of the last step (``None`` at first) and
             returns ``(value, state)``.
@@ -118,6 +117,11 @@ class Piece:
         return {k: p.default.slot or k for k, p in self._keywords.items() if isinstance(p.default, Need)}
 
     @property
+    def origin(self) -> str:
+        """``module:attribute`` of the function."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"
+
+    @property
     def stateful(self) -> bool:
         return "state" in self._keywords
 
@@ -133,70 +137,34 @@ _PIECES: dict[tuple[Kind, str], tuple[Piece, ...]] = {}
 def register(piece: Piece) -> Piece:
     """Add *piece* to those of its kind. A function that is defined again takes its own place."""
     key = (piece.kind, piece.name)
-    _PIECES[key] = (*(held for held in _PIECES.get(key, ()) if _origin(held) != _origin(piece)), piece)
+    _PIECES[key] = (*(held for held in _PIECES.get(key, ()) if held.origin != piece.origin), piece)
     return piece
 
 
-def _origin(piece: Piece) -> str:
-    return f"{piece.function.__module__}:{piece.function.__qualname__}"
-
-
-def find(kind: Kind, name: str) -> Piece:
-    """The piece called *name*: one that is imported, else the entry point ``kind.name``, imported now.
-
-    Args:
-        name: ``cispo``; ``distribution/cispo`` or ``distribution/objective.cispo`` where two installed ones share a
-            name; ``module:attribute`` or ``path/to/file.py:attribute`` for code of your own.
+def imported(kind: Kind, name: str) -> Piece:
+    """The piece called *name* among those whose modules are imported: core's own, and those of loaded algorithms.
 
     Raises:
         UnknownNameError: there is none; the nearest name is shown.
-        PluginError: it cannot be imported, is no piece of this kind, or the name is claimed twice.
+        PluginError: several modules chose the name.
     """
-    from ..registry.lookup import current
-
-    bare = name.removeprefix(f"{kind}.")
-    held = () if "/" in name or ":" in name else _PIECES.get((kind, bare), ())
-    if not held:
-        return _installed(kind, name)
-    registry = current()
-    installed = registry.matching(f"{kind}.{bare}", "algorithm")
-    # What is installed and not imported is somebody else's; what is imported may be bound to another name there.
-    loaded = {c: registry.resolve(c) if c.module in sys.modules else None for c in installed}
-    owners = {c.id for c in installed}
-    owners |= {_origin(p) for p in held if not any(isinstance(x, Piece) and _same(x, p) for x in loaded.values())}
-    if len(owners) > 1:
-        raise PluginError(
-            f"{kind} {bare!r} is claimed by {' and by '.join(sorted(owners))}; say which: distribution/name, or "
-            "module:attribute"
-        )
-    return held[0]
-
-
-def _same(a: Piece, b: Piece) -> bool:
-    return _origin(a) == _origin(b)
-
-
-def _installed(kind: Kind, name: str) -> Piece:
-    from ..registry.lookup import current
-
-    registry = current()
-    owner, slash, bare = name.rpartition("/")
-    title = name if ":" in name else f"{owner}{slash}{kind}.{bare.removeprefix(f'{kind}.')}"
-    if ":" not in name and not registry.matching(title, "algorithm"):
-        declared = [c for c in registry.components("algorithm") if c.name.startswith(f"{kind}.")]
-        known = {*pieces(kind), *((c.id if slash else c.name.removeprefix(f"{kind}.")) for c in declared)}
-        raise UnknownNameError.of(kind, name, known, hint="`quintain list algorithms --all` shows the installed ones")
-    component = registry.find("algorithm", title)
-    piece = registry.resolve(component)
-    if not isinstance(piece, Piece) or piece.kind != kind:
-        found = f"a piece of the kind {piece.kind}" if isinstance(piece, Piece) else f"a {type(piece).__name__}"
-        raise PluginError(f"{component} is {found}; expected a function decorated with @{kind}")
-    return piece
+    found = _PIECES.get((kind, name.removeprefix(f"{kind}.")), ())
+    if not found:
+        raise UnknownNameError.of(kind, name, pieces(kind), "`quintain info ALGORITHM` shows the pieces of one")
+    if len(found) > 1:
+        owners = sorted(piece.origin for piece in found)
+        raise PluginError(f"{kind} {name!r} is claimed by {' and by '.join(owners)}; say which: {' or '.join(owners)}")
+    return found[0]
 
 
 def pieces(kind: Kind) -> tuple[str, ...]:
     """Names registered so far for *kind*, sorted."""
     return tuple(sorted(name for held, name in _PIECES if held == kind))
+
+
+def every_piece() -> tuple[Piece, ...]:
+    """All that are imported, by kind and then in the order of their definition."""
+    return tuple(piece for kind in KINDS for (held, _), found in _PIECES.items() if held == kind for piece in found)
 
 
 def _decorator(

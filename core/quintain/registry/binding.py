@@ -19,13 +19,14 @@ from typing import Any
 
 from ..errors import BindingError, PluginError, QuintainError, did_you_mean
 from ..interfaces.algorithm import KL, Row
-from ..interfaces.pieces import KINDS, Kind, Piece, find
+from ..interfaces.pieces import KINDS, Kind, Piece
 from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.sampling_plan import Plan
 from ..interfaces.service import Need
 from ..tracebacks import place_of, said_by
 from ..types.rollout import type_adapter
 from ..types.sampling import Interrupt
+from .pieces import find
 
 MISSING: Any = inspect.Parameter.empty
 """The default of a field that must be given."""
@@ -301,7 +302,7 @@ def _table_change(key: str, base: Any, table: Mapping[str, Any], who: str, fault
 
 def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str]) -> Any:
     if isinstance(value, (str, Piece)):
-        return value
+        return find(kind, value) if isinstance(value, str) else value
     if not isinstance(value, Mapping) or not isinstance(value.get("use", ""), str):
         faults.append(f'{who}: {kind} is {value!r}; expected a name, or a table with use = "name" and arguments')
         return value
@@ -311,7 +312,7 @@ def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str])
         return value
     given = {key: v for key, v in value.items() if key != "use"}
     checked = _checked(signature_of(piece), given, f"{who}, {kind}.{piece.name}", faults)
-    return {key: value[key] for key in value if key == "use"} | checked
+    return {"use": piece, **checked} if "use" in value else checked
 
 
 def _checked(

@@ -31,9 +31,6 @@ GROUPS = {
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 
-PIECES = ("advantage", "objective", "correction", "aggregation", "admission", "update")
-"""Prefixes of the names of algorithm pieces: ``objective.cispo`` is a piece, ``grpo`` a row."""
-
 PLUGINS = {
     ("engine", "openai"): "quintain-openai",
     ("command", "compare"): "quintain-compare",
@@ -73,11 +70,6 @@ class Component:
     def module(self) -> str:
         """The module that `target` names."""
         return self.target.partition(":")[0].strip()
-
-    @property
-    def piece(self) -> bool:
-        """Whether it is one piece of an algorithm, not a whole row."""
-        return self.kind == "algorithm" and self.name.partition(".")[0] in PIECES and "." in self.name
 
     def __str__(self) -> str:
         owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""

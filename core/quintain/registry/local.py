@@ -9,14 +9,16 @@ from typing import Any
 
 from ..errors import UnknownNameError, UsageError, did_you_mean, meaning, nearest
 from ..tracebacks import said_by
-from .discovery import PIECES
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
 """The base class of a kind whose components are classes."""
 RECORDS = {"reward": ("Reward",), "algorithm": ("Row", "Piece")}
 """The classes of a kind whose components are instances. Names, since importing the classes would double the time that
 `quintain list` takes."""
-DECORATORS = {"reward": ("reward", "group_reward"), "algorithm": PIECES}
+DECORATORS = {
+    "reward": ("reward", "group_reward"),
+    "algorithm": ("advantage", "per_group", "objective", "correction", "aggregation", "admission", "update"),
+}
 """The decorators that make such an instance of a function."""
 
 

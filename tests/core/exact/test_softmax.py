@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quintain.interfaces.pieces import find, pieces
+from quintain.interfaces.pieces import every_piece
 from quintain.learning import PRESETS
 
 from .bench import Bench, Package, tables
@@ -42,10 +42,10 @@ def expected_closed_form(method: Method, bench: Bench) -> Array:
 
 def test_every_row_and_every_piece_is_here() -> None:
     assert set(CORE) == set(PRESETS)
+    ours = [piece for piece in every_piece() if piece.origin.startswith("quintain.learning.")]
     for kind in ("advantage", "objective", "correction", "aggregation"):
         here = {getattr(row, kind).name for row, _ in PAIRS.values()}
-        ours = [name for name in pieces(kind) if find(kind, name).function.__module__.startswith("quintain.learning.")]
-        assert not set(ours) - here, kind
+        assert not {piece.name for piece in ours if piece.kind == kind} - here, kind
 
 
 CAPS_OUT_OF_REACH = {"cispo", "scalerl"}
