@@ -34,14 +34,13 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "layers": 2,
-    "cycles": 2,
+    "cycles": 1,
     "training_without_registry": 3,
     "long_files": 3,
     "repeated_classes": 5,
-    "member_imports": 84,
-    "kernel lines": 4_933,
-    "package lines": 20_657,
+    "member_imports": 82,
+    "kernel lines": 4_893,
+    "package lines": 20_638,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

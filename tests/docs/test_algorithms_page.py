@@ -82,7 +82,8 @@ def test_every_refusal_of_a_pair_is_on_the_page() -> None:
             reached.add(last.lineno)
 
     of_kl = [line for line, said in raises(KL.__post_init__).items() if "zero gradient" in said]
-    assert {*raises(Row._refuse_bad_pairs), *of_kl} == reached, "add an example to REFUSED in tools/algorithms.py"
+    of_pairs = [line for line, said in raises(Row.__post_init__).items() if "correction" in said or "surrogate" in said]
+    assert {*of_pairs, *of_kl} == reached, "add an example to REFUSED in tools/algorithms.py"
 
 
 def raises(function: Callable[..., object]) -> dict[int, str]:
@@ -93,11 +94,13 @@ def raises(function: Callable[..., object]) -> dict[int, str]:
 
 
 def test_every_note_is_on_the_page() -> None:
-    """Each remark that a row can make is made by an example of the table."""
-    made = {note for name, changes in TOOL.NOTED for note in PRESETS[name].but(**changes).notes()}
-    source = inspect.getsource(Row.notes)
+    """Each remark that a row or a piece can make is made by an example of the table."""
+    variants = [PRESETS[name].but(**changes) for name, changes in TOOL.NOTED]
+    of_pieces = {remark for row in variants for piece in row.pieces if piece.fits and (remark := piece.fits(row))}
+    own = {note for row in variants for note in row.notes()} - of_pieces
 
-    assert source.count("notes.append(") == len(made)
+    assert inspect.getsource(Row.notes).count("notes.append(") == len(own)
+    assert 2 == len(of_pieces)
 
 
 def test_the_page_shows_the_very_files_of_the_example() -> None:

@@ -88,7 +88,7 @@ def differences(left: Row, right: Row) -> tuple[Difference, ...]:
     mine, theirs = settings(left), settings(right)
     for name in mine:
         a, b = mine[name], theirs[name]
-        if a == b or (name == "anchor" and not (_has_ratio(left) and _has_ratio(right))):
+        if a == b or (name == "anchor" and not (left.has_ratio and right.has_ratio)):
             continue
         if name == "kl":
             a, b = (value if row.kl.active else None for row, value in ((left, a), (right, b)))
@@ -159,10 +159,6 @@ def counted(n: int, noun: str) -> str:
 
 
 _ABOUT = ("name", "summary", "source", "published")
-
-
-def _has_ratio(row: Row) -> bool:
-    return "ratio" in row.objective.reads
 
 
 def _plain(value: Any) -> Any:

@@ -140,7 +140,7 @@ def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
         elif f.name in ("kl", "plan"):
             table = getattr(row, f.name)
             yield shown | {"default": plain[f.name], "shown": kl_words(table) if f.name == "kl" else ""}
-            inner = [replace(g, default=getattr(table, g.name)) for g in signature_of(type(table)).fields]
+            inner = list(signature_of(table).fields)
         else:
             yield shown
         yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in inner)

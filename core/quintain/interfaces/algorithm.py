@@ -12,17 +12,16 @@ Importing this module needs no torch::
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..errors import UsageError, did_you_mean
-from .pieces import KINDS, POLICIES, Piece, imported
-from .sampling_plan import Plan, made
+from ..errors import BindingError, UsageError
+from ..types.sampling import Interrupt
+from .pieces import KINDS, POLICIES, Kind, Piece, imported
+from .sampling_plan import Plan, known_settings
 
 Anchor = Literal["mu", "prox"]
-SCALED = ("group_norm", "process_norm")
-"""Advantages that divide by the spread of their group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,6 +94,30 @@ class KL:
         return self.active and self.where == "loss"
 
 
+TABLES: dict[str, type[Any]] = {"kl": KL, "plan": Plan, "interrupt": Interrupt}
+"""Settings that are tables of settings."""
+Find = Callable[[Kind, str], Piece]
+Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
+"""From what a table changes (an algorithm, a table of `TABLES` or its class, a piece), its plain values, and where it
+stands (``""``, ``plan.interrupt``, ``objective.ppo_clip``), to the values to set.
+"""
+
+
+def _of_table(held: Any, table: Mapping[str, Any], where: str, check: Check) -> dict[str, Any]:
+    """What *table* changes in *held*. A table inside it changes what *held* has there, if it has anything."""
+    tables = {key: value for key, value in table.items() if key in TABLES and isinstance(value, Mapping)}
+    given = dict(check(held, {key: value for key, value in table.items() if key not in tables}, where))
+    for key, value in tables.items():
+        place = f"{where}.{key}" if where else key
+        now = getattr(held, key, None)
+        inner = _of_table(now or TABLES[key], value, place, check)
+        try:
+            given[key] = dataclasses.replace(now, **inner) if now else TABLES[key](**inner)
+        except TypeError as e:
+            raise UsageError(f"{place}: {e}") from e
+    return given
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One method: its pieces, a KL term and the settings they depend on. `but` makes variants.
@@ -154,96 +177,77 @@ class Row:
             if kind == "update" and piece is None:
                 continue
             if not isinstance(piece, Piece) or piece.kind != kind:
-                raise UsageError(
-                    f"algorithm {self.name!r}: {kind} is {piece!r}; expected a function decorated with @{kind}"
-                )
+                raise self._refusal(f"{kind} is {piece!r}; expected a function decorated with @{kind}")
             if piece.stateful and kind != "advantage":
-                raise UsageError(f"algorithm {self.name!r}: {piece!r} keeps state; in this version only advantages may")
+                raise self._refusal(f"{piece!r} keeps state; in this version only advantages may")
             if piece.asynchronous and kind != "advantage":
-                raise UsageError(f"algorithm {self.name!r}: {piece!r} is a coroutine; only advantages are awaited")
+                raise self._refusal(f"{piece!r} is a coroutine; only advantages are awaited")
             if "top" in piece.reads and kind != "objective":
-                raise UsageError(f"algorithm {self.name!r}: {piece!r} reads 'top', which only objectives see")
-        for key, kind_of in (("kl", KL), ("plan", Plan)):
-            if not isinstance(getattr(self, key), kind_of):
-                found = getattr(self, key)
-                raise UsageError(f"algorithm {self.name!r}: {key} is {found!r}; expected a {kind_of.__name__}")
+                raise self._refusal(f"{piece!r} reads 'top', which only objectives see")
+        for key in ("kl", "plan"):
+            if not isinstance(getattr(self, key), TABLES[key]):
+                raise self._refusal(f"{key} is {getattr(self, key)!r}; expected a {TABLES[key].__name__}")
         for key in ("epochs", "minibatches"):
             if type(getattr(self, key)) is not int or getattr(self, key) < 1:
-                raise UsageError(
-                    f"algorithm {self.name!r}: {key} is {getattr(self, key)!r}; expected a whole number of at least 1"
-                )
+                raise self._refusal(f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1")
         if not 0 <= self.overlong < 1:
-            raise UsageError(
-                f"algorithm {self.name!r}: overlong is {self.overlong}; expected a share of the maximum length, from 0 "
-                "to below 1"
+            raise self._refusal(
+                f"overlong is {self.overlong}; expected a share of the maximum length from 0 to below 1"
             )
         if not 0 <= self.prune < 1:
-            raise UsageError(
-                f"algorithm {self.name!r}: prune is {self.prune}; expected a share of the likeliest token's "
-                "probability, from 0 to below 1"
-            )
+            raise self._refusal(f"prune is {self.prune}; expected a share of the top probability, from 0 to below 1")
         if self.anchor not in ("mu", "prox"):
-            raise UsageError(f"algorithm {self.name!r}: anchor is {self.anchor!r}; expected mu or prox")
-        self._refuse_bad_pairs()
-        for piece in self.pieces:
-            if piece.fits is not None:
-                piece.fits(self)
+            raise self._refusal(f"anchor is {self.anchor!r}; expected mu or prox")
+        if self.corrected and not self.correction.masks and self.anchor == "mu" and self.has_ratio:
+            raise self._refusal(
+                f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} repairs; set anchor = "
+                "'prox' or correction = 'none'"
+            )
+        smaller = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}[self.objective.level]
+        if self.corrected and self.correction.level not in smaller:
+            raise self._refusal(
+                f"{self.correction!r} weighs {self.correction.level}s but {self.objective!r} has one term per "
+                f"{self.objective.level}; a correction fits terms of its own size or smaller"
+            )
+        if self.update is not None and self.updates > 1 and not self.has_ratio:
+            raise self._refusal(
+                f"{self.update!r} searches along a surrogate, and {self.objective!r} is none away from prox; take an "
+                "objective with a ratio"
+            )
+        self._remarks()
 
-    def _refuse_bad_pairs(self) -> None:
-        corrected = self.correction.name != "none"
-        if corrected and not self.correction.masks and self.anchor == "mu" and "ratio" in self.objective.reads:
-            raise UsageError(
-                f"algorithm {self.name!r}: a ratio to mu already holds the mismatch prox / mu that {self.correction!r} "
-                "repairs; set anchor = 'prox' or correction = 'none'"
-            )
-        if self.kl.in_reward and self.objective.level == "group":
-            raise UsageError(
-                f"algorithm {self.name!r}: with the KL in the reward {self.objective!r} would rank answers of equal "
-                "reward by their KL; its own reference term holds the policy already: set kl.coefficient = 0"
-            )
-        if "top" in self.objective.reads and self.anchor == "mu":
-            raise UsageError(
-                f"algorithm {self.name!r}: {self.objective!r} compares theta with prox's likeliest tokens, since "
-                "samplers report the sampled token alone; set anchor = 'prox'"
-            )
-        if self.update is not None and self.updates > 1 and "ratio" not in self.objective.reads:
-            raise UsageError(
-                f"algorithm {self.name!r}: {self.update!r} searches along a surrogate, and {self.objective!r} is none "
-                "away from prox; take an objective with a ratio"
-            )
-        fits = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}
-        if corrected and self.correction.level not in fits[self.objective.level]:
-            raise UsageError(
-                f"algorithm {self.name!r}: {self.correction!r} weighs {self.correction.level}s but {self.objective!r} "
-                f"has one term per {self.objective.level}; a correction fits terms of its own size or smaller"
-            )
+    def _refusal(self, reason: str) -> UsageError:
+        return UsageError(f"algorithm {self.name!r}: {reason}")
+
+    def _remarks(self) -> list[str]:
+        """What the pieces remark on; refuses what one of them does not go with."""
+        return [remark for piece in self.pieces if piece.fits is not None and (remark := piece.fits(self))]
 
     def notes(self) -> tuple[str, ...]:
         """What a careful reader should know about this combination; shown once at the start of a run."""
         notes = []
         if self.kl.in_loss and self.kl.estimator == "k3" and not self.kl.score_factor:
             notes.append("k3 in the loss follows the gradient of the forward KL(ref || theta), not of KL(theta || ref)")
-        if self.epochs * self.minibatches > 1 and "ratio" not in self.objective.reads:
+        if self.updates > 1 and not self.has_ratio:
             notes.append(
                 f"{self.objective!r} has no ratio, so all but the first of several updates per batch are off-policy"
             )
-        if self.kl.in_reward and self.advantage.name in SCALED and self.admission.name != "varied":
-            notes.append(
-                f"{self.advantage!r} divides by the spread of the group: where all answers earn the same, that of the "
-                "KL penalty alone, so such groups train on it at full size; admit varied groups only"
-            )
-        to_mu = self.anchor == "mu" and "ratio" in self.objective.reads
-        if self.plan.lag and self.correction.name == "none" and not to_mu:
+        if self.plan.lag and not (self.corrected or (self.anchor == "mu" and self.has_ratio)):
             notes.append(
                 f"the sampler is {self.plan.lag} versions behind and nothing knows it: take anchor = 'mu' with a "
                 "ratio, or a correction such as 'tis'"
             )
-        if self.advantage.name == "ones":
-            notes.append(
-                "every sample counts as an example: on the policy's own samples the expected update is 0; "
-                "`rft` follows those that succeed, `quintain sft` learns from a teacher's"
-            )
-        return tuple(notes)
+        return (*notes, *self._remarks())
+
+    @property
+    def corrected(self) -> bool:
+        """Whether a correction weighs or leaves out anything."""
+        return self.correction.name != "none"
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the objective takes an importance ratio."""
+        return "ratio" in self.objective.reads
 
     @property
     def updates(self) -> int:
@@ -286,30 +290,37 @@ class Row:
 
     def but(self, **changes: Any) -> Row:
         """A variant. A piece is given as itself, by the name of one that is imported, or as ``{"use": name, **args}``
-        (without ``use``: arguments of the present one).
+        (without ``use``: arguments of the present one); of a table only what is given changes.
 
         Raises:
             UsageError: an unknown setting, piece or argument, or a pair that does not combine.
         """
-        known = {f.name for f in dataclasses.fields(self)} - {"published"}
-        for key in changes:
-            if key not in known:
-                raise UsageError(f"an algorithm has no setting {key!r}{did_you_mean(key, known)}")
-        resolved = {key: self._resolve(key, value) for key, value in changes.items()}
-        if changes.get("name", self.name) != self.name:  # another method: no paper is behind it until it names one
-            resolved = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | resolved
-        return dataclasses.replace(self, **resolved)
+        return self.configured(changes)
 
-    def _resolve(self, key: str, value: Any) -> Any:
-        if key in ("kl", "plan") and isinstance(value, Mapping):
-            return made(type(getattr(self, key)), getattr(self, key), value, key)
-        kind = next((k for k in KINDS if k == key), None)
-        if kind is None or isinstance(value, Piece) or value is None:
+    def configured(self, changes: Mapping[str, Any], *, find: Find = imported, check: Check = known_settings) -> Row:
+        """The variant with *changes*, as `but`.
+
+        Args:
+            find: gives the piece of a kind with a name.
+            check: looks through the plain values of one table before they are set.
+        """
+        given: dict[str, Any] = {k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes}
+        given |= _of_table(self, {key: value for key, value in changes.items() if key not in given}, "", check)
+        if given.get("name", self.name) != self.name:  # another method: no paper is behind it until it names one
+            given = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | given
+        return dataclasses.replace(self, **given)
+
+    def _piece(self, kind: Kind, value: Any, find: Find, check: Check) -> Piece | None:
+        if value is None or isinstance(value, Piece):
             return value
-        if isinstance(value, str):
-            return imported(kind, value)
-        args = dict(value)
-        base = self._resolve(key, args.pop("use")) if "use" in args else getattr(self, kind)
-        if base is None:
-            raise UsageError(f"algorithm {self.name!r} has no {kind} to configure; name one with `use`")
-        return base.using(**args)
+        args = dict(value) if isinstance(value, Mapping) else {"use": value}
+        use = args.pop("use", getattr(self, kind))
+        if use is None:
+            raise self._refusal(f"it has no {kind} to configure; name one with `use`")
+        if not isinstance(use, (str, Piece)):
+            raise BindingError(
+                f'algorithm {self.name!r}: {kind} is {value!r}; expected a name, or a table with use = "name" and '
+                "arguments"
+            )
+        piece = find(kind, use) if isinstance(use, str) else use
+        return piece.using(**check(piece, args, f"{kind}.{piece.name}")) if args else piece

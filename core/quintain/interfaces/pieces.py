@@ -9,15 +9,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
-from ..errors import BindingError, PluginError, UnknownNameError, did_you_mean
+from ..errors import BindingError, PluginError, UnknownNameError, UsageError, did_you_mean
 from .service import Need
-
-if TYPE_CHECKING:
-    from .algorithm import Row
 
 Kind = Literal["advantage", "objective", "correction", "aggregation", "admission", "update"]
 Level = Literal["token", "sequence", "group"]
@@ -26,6 +23,17 @@ POLICIES = frozenset({"ratio", "ref", "top"})
 """What a piece may read that is no statistic of a single forward pass."""
 STATISTICS = frozenset({"entropy", "square", "mean_logp"})
 """Statistics of one forward pass that a piece may read besides log-probs."""
+
+
+class Fits(Protocol):
+    """Whether a piece goes with the other choices of an algorithm that has it."""
+
+    def __call__(self, algorithm: Any, /) -> str | None:
+        """A remark on a combination that runs and is easily misread, else ``None``.
+
+        Raises:
+            UsageError: the combination makes no sense.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +55,10 @@ class Piece:
             all its members are), so that such samples need no pass.
         masks: a correction's weights are 0 or 1: it leaves out and repairs nothing, so it goes with a ratio to mu.
         check: takes all arguments by name and raises a `UsageError` where they do not fit together.
-        fits: takes a row that has the piece and raises a `UsageError` where it does not go with the row's other
-            choices.
+        fits: whether the piece goes with the other choices of an algorithm.
+
+    Raises:
+        UsageError: it reads something that nobody has.
     """
 
     kind: Kind
@@ -60,7 +70,13 @@ class Piece:
     idle: bool = False
     masks: bool = False
     check: Callable[..., None] | None = None
-    fits: Callable[[Row], None] | None = None
+    fits: Fits | None = None
+
+    def __post_init__(self) -> None:
+        for read in self.reads:
+            if read not in POLICIES | STATISTICS:
+                known = POLICIES | STATISTICS
+                raise UsageError(f"{self!r} reads {read!r}{did_you_mean(read, known)}; there are {sorted(known)}")
 
     def __call__(self, *inputs: Any, **args: Any) -> Any:
         return self.function(*inputs, **{**self.args, **args})
@@ -167,170 +183,112 @@ def every_piece() -> tuple[Piece, ...]:
     return tuple(piece for kind in KINDS for (held, _), found in _PIECES.items() if held == kind for piece in found)
 
 
-def _decorator(
-    kind: Kind,
-    function: Callable[..., Any] | None,
-    name: str,
-    level: Level,
-    reads: Sequence[str],
-    idle: bool = False,
-    masks: bool = False,
-    check: Callable[..., None] | None = None,
-    fits: Callable[[Row], None] | None = None,
-) -> Any:
-    def wrap(function: Callable[..., Any]) -> Piece:
-        title = name or function.__name__.strip("_")
-        for read in reads:
-            if read not in POLICIES | STATISTICS:
-                known = POLICIES | STATISTICS
-                raise PluginError(
-                    f"{kind} {title!r} reads {read!r}{did_you_mean(read, known)}; there are {sorted(known)}"
-                )
-        piece = Piece(
-            kind=kind,
-            name=title,
-            function=function,
-            level=level,
-            reads=frozenset(reads),
-            idle=idle,
-            masks=masks,
-            check=check,
-            fits=fits,
-        )
+class Decorator(Protocol):
+    """Turns a function into a `Piece` and registers it: ``@objective``, or ``@objective(name="...", ...)``.
+
+    Options are attributes of `Piece`: every kind takes ``name`` (the function's by default), ``check`` and ``fits``.
+    """
+
+    @overload
+    def __call__(self, function: Callable[..., Any], /) -> Piece: ...
+    @overload
+    def __call__(
+        self,
+        *,
+        name: str = ...,
+        level: Level = ...,
+        reads: Collection[str] = ...,
+        idle: bool = ...,
+        masks: bool = ...,
+        check: Callable[..., None] | None = ...,
+        fits: Fits | None = ...,
+    ) -> Callable[[Callable[..., Any]], Piece]: ...
+
+
+def _decorator(kind: Kind, doc: str, adapt: Callable[..., Any] | None = None, **defaults: Any) -> Decorator:
+    """The decorator of *kind*, which takes the options *defaults* besides those of every kind.
+
+    Args:
+        adapt: makes of the decorated function one of the form that the kind has.
+    """
+    options = {"name", "check", "fits", *defaults}
+
+    def decorate(function: Callable[..., Any] | None = None, /, **given: Any) -> Any:
+        for option in given:
+            if option not in options:
+                raise UsageError(f"@{kind} takes no option {option!r}{did_you_mean(option, options)}")
+        if function is None:
+            return functools.partial(decorate, **given)
+        values = {"name": function.__name__.strip("_"), **defaults, **given}
+        values["reads"] = frozenset(values.get("reads", ()))
+        piece = Piece(kind=kind, function=adapt(function) if adapt else function, **values)
         object.__setattr__(piece, "__doc__", function.__doc__)
         return register(piece)
 
-    return wrap if function is None else wrap(function)
+    decorate.__doc__ = doc
+    return decorate
 
 
-Wrap = Callable[[Callable[..., Any]], Piece]
+def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def over_groups(step: Any, **args: Any) -> list[float]:
+        values = [0.0] * len(step.rewards)
+        for members in step.groups:
+            of_group = function([step.rewards[i] for i in members], **args)
+            for i, value in zip(members, of_group, strict=True):
+                values[i] = float(value)
+        return values
+
+    return over_groups
 
 
-@overload
-def advantage(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def advantage(*, name: str = ..., reads: Sequence[str] = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
-def advantage(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str = "",
-    reads: Sequence[str] = (),
-    fits: Callable[[Row], None] | None = None,
-) -> Any:
-    """``f(step: Step, ...)`` to one value per sample (a sequence of floats) or per token (a tensor [N]). Sees all
-    groups. May return ``(values, {"name": number, ...})`` for metrics, which go under ``advantage.`` unless they
-    have a dot of their own; where it keeps state, that pair comes first of ``(values, state)``. *fits* refuses rows
-    that the piece does not go with.
-    """
-    return _decorator("advantage", function, name, "sequence", reads, fits=fits)
+advantage = _decorator(
+    "advantage",
+    """``f(step: Step, ...)`` of all groups to one value per sample (a sequence of floats) or per token (a tensor [N]).
 
-
-@overload
-def per_group(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def per_group(*, name: str = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
-def per_group(
-    function: Callable[..., Any] | None = None, /, *, name: str = "", fits: Callable[[Row], None] | None = None
-) -> Any:
-    """Sugar for an advantage: ``f(rewards: Sequence[float], ...)`` of one group to as many values."""
-
-    def wrap(function: Callable[..., Any]) -> Piece:
-        @functools.wraps(function)
-        def over_groups(step: Any, **args: Any) -> list[float]:
-            values = [0.0] * len(step.rewards)
-            for members in step.groups:
-                found = function([step.rewards[i] for i in members], **args)
-                for i, value in zip(members, found, strict=True):
-                    values[i] = float(value)
-            return values
-
-        return advantage(name=name or function.__name__.strip("_"), fits=fits)(over_groups)
-
-    return wrap if function is None else wrap(function)
-
-
-@overload
-def objective(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def objective(
-    *,
-    name: str = ...,
-    level: Level = ...,
-    reads: Sequence[str] = ...,
-    idle: bool = ...,
-    check: Callable[..., None] | None = ...,
-    fits: Callable[[Row], None] | None = ...,
-) -> Wrap: ...
-def objective(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str = "",
-    level: Level = "token",
-    reads: Sequence[str] = ("ratio",),
-    idle: bool = False,
-    check: Callable[..., None] | None = None,
-    fits: Callable[[Row], None] | None = None,
-) -> Any:
+    May return ``(values, {"name": number, ...})`` for metrics, which go under ``advantage.`` unless they have a dot of
+    their own; where it keeps state, that pair comes first of ``(values, state)``. Option: ``reads``.
+    """,
+    reads=(),
+)
+per_group = _decorator(
+    "advantage",
+    """An advantage in short: ``f(rewards: Sequence[float], ...)`` of one group to as many values.""",
+    adapt=_over_groups,
+)
+objective = _decorator(
+    "objective",
     """``f(t: Terms, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
-    *level* says.
+    ``level`` says.
 
-    Never reduced: weights come from the aggregation. *idle* promises terms and gradients of exactly 0 where the
-        advantage is 0. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics, which go
-        under ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` under ``clip.``). *check* takes all
-        arguments by name and refuses, when the recipe is read, those that do not fit together.
-    """
-    return _decorator("objective", function, name, level, reads, idle, check=check, fits=fits)
-
-
-@overload
-def correction(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def correction(*, name: str = ..., level: Level = ..., reads: Sequence[str] = ..., masks: bool = ...) -> Wrap: ...
-def correction(
-    function: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str = "",
-    level: Level = "token",
-    reads: Sequence[str] = (),
-    masks: bool = False,
-) -> Any:
-    """``f(t: Terms, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu; 0 masks. No
-    gradient flows. *masks* promises weights of 0 or 1.
-    """
-    return _decorator("correction", function, name, level, reads, masks=masks)
-
-
-@overload
-def aggregation(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def aggregation(*, name: str = ...) -> Wrap: ...
-def aggregation(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
-    """``f(batch: Batch, ...)`` to the weight of one token of each sample. A term weighs what its tokens weigh
-    together.
-    """
-    return _decorator("aggregation", function, name, "sequence", ())
-
-
-@overload
-def admission(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def admission(*, name: str = ...) -> Wrap: ...
-def admission(function: Callable[..., Any] | None = None, /, *, name: str = "") -> Any:
-    """``f(candidate: Candidate, ...)`` to the reason why a whole group is refused, ``""`` where it is admitted."""
-    return _decorator("admission", function, name, "group", ())
-
-
-@overload
-def update(function: Callable[..., Any], /) -> Piece: ...
-@overload
-def update(*, name: str = ..., fits: Callable[[Row], None] | None = ...) -> Wrap: ...
-def update(
-    function: Callable[..., Any] | None = None, /, *, name: str = "", fits: Callable[[Row], None] | None = None
-) -> Any:
-    """``f(problem: Problem, ...)`` that changes the parameters once, in the place of the optimizer, and returns
-    metrics: ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
-    """
-    return _decorator("update", function, name, "token", (), fits=fits)
+    Never reduced: weights come from the aggregation. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics,
+    which go under ``objective.`` (the clip shares ``clip_low`` and ``clip_high`` under ``clip.``). Options: ``level``,
+    ``reads``, ``idle``.
+    """,
+    level="token",
+    reads=("ratio",),
+    idle=False,
+)
+correction = _decorator(
+    "correction",
+    """``f(t: Terms, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu. No gradient flows.
+    Options: ``level``, ``reads``, ``masks``.
+    """,
+    level="token",
+    reads=(),
+    masks=False,
+)
+aggregation = _decorator(
+    "aggregation",
+    """``f(batch: Batch, ...)`` to the weight of one token of each sample. A term weighs as much as its tokens do.""",
+)
+admission = _decorator(
+    "admission",
+    """``f(candidate: Candidate, ...)`` to the reason why a whole group is refused, ``""`` where it is admitted.""",
+)
+update = _decorator(
+    "update",
+    """``f(problem: Problem, ...)`` that changes the parameters once, in the place of the optimizer. It returns metrics:
+    ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
+    """,
+)

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..errors import UsageError, did_you_mean
 from ..types.sampling import Interrupt
+from .pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,8 @@ class Plan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "keep", tuple(self.keep))
         if isinstance(self.interrupt, Mapping):
-            object.__setattr__(self, "interrupt", made(Interrupt, None, self.interrupt, "plan.interrupt"))
+            interrupt = Interrupt(**known_settings(Interrupt, self.interrupt, "plan.interrupt"))
+            object.__setattr__(self, "interrupt", interrupt)
         for name, allowed in (("refill", ("none", "rounds", "active")), ("order", ("shuffled", "level", "failures"))):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}")
@@ -58,16 +60,15 @@ class Plan:
             raise UsageError(f"plan.keep is {self.keep!r}; expected two success rates, the lower first")
 
 
-def made(kind: type[Any], base: Any, changes: Mapping[str, Any], where: str) -> Any:
-    """A dataclass of settings, from *base* or its defaults, with *changes*."""
-    known = {f.name for f in dataclasses.fields(kind)}
-    for key in changes:
-        if key not in known:
-            raise UsageError(f"{where} has no setting {key!r}{did_you_mean(key, known)}")
-    inner = changes.get("interrupt")
-    if isinstance(inner, Mapping) and getattr(base, "interrupt", None) is not None:
-        changes = {**changes, "interrupt": made(Interrupt, base.interrupt, inner, f"{where}.interrupt")}
-    try:
-        return dataclasses.replace(base, **changes) if base is not None else kind(**changes)
-    except TypeError as e:
-        raise UsageError(f"{where}: {e}") from e
+def known_settings(held: Any, table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """*table* if all keys are settings of *held*; those of a piece are its own to check.
+
+    Raises:
+        UsageError: a key that is no setting of *held*.
+    """
+    if not isinstance(held, Piece):
+        known = {f.name for f in dataclasses.fields(held)} - {"published"}
+        for key in table:
+            if key not in known:
+                raise UsageError(f"{where or 'an algorithm'} has no setting {key!r}{did_you_mean(key, known)}")
+    return table

@@ -47,7 +47,7 @@ def weighted_sum(row: Row, t: Terms, weight_N: Tensor) -> WeightedSum:
     _check(row.correction, fix, weight_N if row.correction.level == "token" else t.sample_sum(weight_N))
     if row.correction.level == "sequence" and row.objective.level == "token":
         loss = (weight * t.spread(fix) * terms).sum()
-    elif row.correction.name == "none":
+    elif not row.corrected:
         loss = (weight * terms).sum()
     else:
         loss = (weight * fix * terms).sum()

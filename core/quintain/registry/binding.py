@@ -17,15 +17,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import BindingError, PluginError, QuintainError, did_you_mean
-from ..interfaces.algorithm import KL, Row
-from ..interfaces.pieces import KINDS, Kind, Piece
+from ..errors import BindingError, PluginError, QuintainError, UsageError, did_you_mean
+from ..interfaces.algorithm import TABLES, Row
+from ..interfaces.pieces import Piece
 from ..interfaces.reward import Reward, RewardFunction
-from ..interfaces.sampling_plan import Plan
 from ..interfaces.service import Need
 from ..tracebacks import place_of, said_by
 from ..types.rollout import type_adapter
-from ..types.sampling import Interrupt
 from .pieces import find
 
 MISSING: Any = inspect.Parameter.empty
@@ -83,8 +81,8 @@ def signature_of(component: Any) -> Signature:
     Raises:
         PluginError: it has none that Python can read.
     """
-    if isinstance(component, Row):
-        return _signature_of_row(component)
+    if isinstance(component, (Row, *TABLES.values())):
+        return _signature_of_settings(component)
     parameters, hints = _parameters(component)
     # A piece that is configured is another object than the decorated one, which alone has the function's docstring.
     doc = inspect.getdoc(component.function if isinstance(component, Piece) else component) or ""
@@ -135,12 +133,9 @@ def bind(
         BindingError: an unknown, missing or ill-typed argument, or an empty slot; all faults at once, one per line.
         PluginError: the component raised something unexpected, or its annotations cannot be resolved.
     """
-    faults: list[str] = []
     if isinstance(component, Row):
-        changes = _changes(component, args, who, faults)
-        if faults:
-            raise BindingError("\n".join(faults))
-        return _called(lambda: component.but(**changes), who)
+        return _bind_row(component, args, who)
+    faults: list[str] = []
     signature = signature_of(component)
     values = _checked(signature, args, who, faults, component)
     filled = _filled(signature, services, who, faults)
@@ -162,11 +157,11 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
         BindingError: an unknown, missing or ill-typed argument; all faults at once, one per line.
         PluginError: its annotations cannot be resolved.
     """
-    faults: list[str] = []
     if isinstance(component, Row):
-        _changes(component, args, who, faults)
-    else:
-        _checked(signature_of(component), args, who, faults, component)
+        _bind_row(component, args, who)
+        return
+    faults: list[str] = []
+    _checked(signature_of(component), args, who, faults, component)
     if faults:
         raise BindingError("\n".join(faults))
 
@@ -249,70 +244,36 @@ def _namespaces(name: str, owner: Any) -> list[dict[str, Any]]:
     return [*(dict(vars(m)) for m in modules if m), constructor]
 
 
-def _signature_of_row(row: Row) -> Signature:
-    docs = parameter_docs(inspect.getdoc(type(row)) or "")
-    hints = typing.get_type_hints(type(row))
-    settings = [f for f in dataclasses.fields(row) if f.name not in ("name", "summary", "source", "published")]
-    published = ", ".join(f"{key} {value}" for key, value in row.published.items())
-    return Signature(
-        fields=tuple(
-            Field(name=f.name, type=hints[f.name], default=getattr(row, f.name), doc=docs.get(f.name, ""))
-            for f in settings
-        ),
-        doc="\n\n".join(filter(None, (row.summary, row.source, published and f"Published with {published}."))),
+def _signature_of_settings(held: Any) -> Signature:
+    """Of an algorithm or one of its tables: what it has now is the default."""
+    docs, hints = parameter_docs(inspect.getdoc(type(held)) or ""), typing.get_type_hints(type(held))
+    fields = tuple(
+        Field(name=f.name, type=hints[f.name], default=getattr(held, f.name), doc=docs.get(f.name, ""))
+        for f in dataclasses.fields(held)
+        if f.name not in ("name", "summary", "source", "published")
     )
+    if not isinstance(held, Row):
+        return Signature(fields=fields)
+    published = ", ".join(f"{key} {value}" for key, value in held.published.items())
+    told = (held.summary, held.source, published and f"Published with {published}.")
+    return Signature(fields=fields, doc="\n\n".join(filter(None, told)))
 
 
-_TABLES: dict[str, Any] = {"kl": KL, "plan": Plan}
-_INNER: dict[str, Any] = {"interrupt": Interrupt}
-_EXAMPLES = {"kl": '{ where = "loss", estimator = "k2" }', "plan": '{ refill = "rounds" }'}
+def _bind_row(row: Row, args: Mapping[str, Any], who: str) -> Row:
+    """The variant of *row* with *args*, once their types are checked."""
+    faults: list[str] = []
 
+    def check(held: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return _checked(signature_of(held), table, f"{who}, {where}" if where else who, faults)
 
-def _changes(row: Row, args: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
-    """The changes to *row* that *args* ask for, in the form that `Row.but` takes."""
-    settings: dict[str, Any] = {}
-    changes: dict[str, Any] = {}
-    for key, value in args.items():
-        kind = next((k for k in KINDS if k == key), None)
-        if kind is not None:
-            changes[key] = _piece_change(row, kind, value, who, faults)
-        elif key in _TABLES and isinstance(value, Mapping):
-            changes[key] = _table_change(key, getattr(row, key), value, f"{who}, {key}", faults)
-        elif key in _TABLES and not isinstance(value, _TABLES[key]):
-            faults.append(f"{who}: {key} is {value!r}; expected a table, as in {_EXAMPLES[key]}")
-        else:
-            settings[key] = value
-    return changes | _checked(_signature_of_row(row), settings, who, faults)
-
-
-def _table_change(key: str, base: Any, table: Mapping[str, Any], who: str, faults: list[str]) -> dict[str, Any]:
-    """What *table* changes in *base*. A table inside it changes what *base* has there, if it has anything."""
-    inner = {name: v for name, v in table.items() if name in _INNER and isinstance(v, Mapping)}
-    changes = _checked(
-        signature_of(_TABLES[key]), {name: v for name, v in table.items() if name not in inner}, who, faults
-    )
-    for name, value in inner.items():
-        held = getattr(base, name)
-        before = {} if held is None else dataclasses.asdict(held)
-        signature = signature_of(_INNER[name])
-        fields = tuple(dataclasses.replace(f, default=before.get(f.name, f.default)) for f in signature.fields)
-        changes[name] = before | _checked(Signature(fields=fields), value, f"{who}.{name}", faults)
-    return changes
-
-
-def _piece_change(row: Row, kind: Kind, value: Any, who: str, faults: list[str]) -> Any:
-    if isinstance(value, (str, Piece)):
-        return find(kind, value) if isinstance(value, str) else value
-    if not isinstance(value, Mapping) or not isinstance(value.get("use", ""), str):
-        faults.append(f'{who}: {kind} is {value!r}; expected a name, or a table with use = "name" and arguments')
-        return value
-    piece = find(kind, value["use"]) if "use" in value else getattr(row, kind)
-    if piece is None:
-        faults.append(f"{who}: there is no {kind} to configure; name one with `use`")
-        return value
-    given = {key: v for key, v in value.items() if key != "use"}
-    checked = _checked(signature_of(piece), given, f"{who}, {kind}.{piece.name}", faults)
-    return {"use": piece, **checked} if "use" in value else checked
+    try:
+        variant: Row = _called(lambda: row.configured(args, find=find, check=check), who)
+    except UsageError:
+        if not faults:
+            raise
+    if faults:
+        raise BindingError("\n".join(faults))
+    return variant
 
 
 def _checked(
@@ -323,7 +284,10 @@ def _checked(
     values: dict[str, Any] = {}
     for key, value in args.items():
         if key in fields:
-            values[key] = _typed(fields[key], value, who, faults)
+            before = len(faults)
+            typed = _typed(fields[key], value, who, faults)
+            if len(faults) == before:
+                values[key] = typed
         elif key in slots:
             faults.append(
                 f"{who}: {key!r} is a service, not an argument; configure it under [services.{slots[key].slot}]"
@@ -384,7 +348,8 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
         for found in e.errors(include_url=False):
             place = ".".join(str(x) for x in (field.name, *found["loc"]))
             message = found["msg"][0].lower() + found["msg"][1:]
-            faults.append(f"{who}: {place} is {found['input']!r}; expected {field.type_name} ({message})")
+            expected = f"a table ({field.type_name})" if dataclasses.is_dataclass(field.type) else field.type_name
+            faults.append(f"{who}: {place} is {found['input']!r}; expected {expected} ({message})")
     return None
 
 

@@ -75,7 +75,17 @@ def group_mean(rewards: Sequence[float], *, tolerance: float = TOLERANCE) -> lis
     return _centred(rewards, tolerance)
 
 
-@per_group
+def remark_on_spread(row: Row) -> str | None:
+    """The remark of an advantage that divides by the spread of its group's rewards."""
+    if not row.kl.in_reward or row.admission.name == "varied":
+        return None
+    return (
+        f"{row.advantage!r} divides by the spread of the group: where all answers earn the same, that of the KL "
+        "penalty alone, so such groups train on it at full size; admit varied groups only"
+    )
+
+
+@per_group(fits=remark_on_spread)
 def group_norm(
     rewards: Sequence[float], *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE
 ) -> list[float]:
@@ -143,12 +153,16 @@ def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[floa
     return [reward - baseline for reward in step.rewards], after
 
 
-def _fits_no_reward(row: Row) -> None:
+def _fits_no_reward(row: Row) -> str:
     if row.alters_reward:
         raise UsageError(
             f"algorithm {row.name!r}: {row.advantage!r} reads no reward, so a KL term or a length punishment in it "
             "does nothing; set kl.where = 'loss' and overlong = 0"
         )
+    return (
+        "every sample counts as an example: on the policy's own samples the expected update is 0; `rft` follows those "
+        "that succeed, `quintain sft` learns from a teacher's"
+    )
 
 
 @advantage(fits=_fits_no_reward)
@@ -258,7 +272,7 @@ def reinforce_pp(step: Step, *, over: Over = "batch", epsilon: float = 1e-8, tol
     return out
 
 
-@advantage
+@advantage(fits=remark_on_spread)
 def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance: float = TOLERANCE) -> Tensor:
     """GRPO with process rewards: scores of turns normalised over all turns of the group, summed from each turn on
     (2402.03300, section 4.1.3), [N].

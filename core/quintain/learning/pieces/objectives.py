@@ -126,7 +126,15 @@ def dppo_kl(t: Terms, *, delta: float = 0.05, cap: float = 20.0) -> Told:
     return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)
 
 
-@objective(reads=("ratio", "top"), idle=True)
+def _fits_top_of_prox(row: Row) -> None:
+    if row.anchor == "mu":
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.objective!r} compares theta with prox's likeliest tokens, since samplers "
+            "report the sampled token alone; set anchor = 'prox'"
+        )
+
+
+@objective(reads=("ratio", "top"), idle=True, fits=_fits_top_of_prox)
 def dppo_top(t: Terms, *, delta: float = 0.15, cap: float = 20.0, top: int = 20) -> Told:
     """`dppo_tv` with the total variation over the *top* likeliest tokens, the sampled one, and all others as one
     (2602.04879).

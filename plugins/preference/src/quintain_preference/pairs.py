@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from quintain import Row, objective
 from quintain.errors import UsageError
-from quintain.interfaces.pieces import objective
-from quintain.learning.terms import Terms
+from quintain.learning import Terms
 
 Choice = Literal["all", "best_worst"]
 Found = tuple[Tensor, dict[str, Tensor]]
@@ -23,7 +23,20 @@ Found = tuple[Tensor, dict[str, Tensor]]
 TOLERANCE = 1e-6
 
 
-@objective(level="group", reads=("ref",), idle=True)
+def fits(row: Row) -> None:
+    """Refuse a KL term in the reward, by which answers of equal reward would be ranked.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if row.kl.in_reward:
+        raise UsageError(
+            f"algorithm {row.name!r}: with the KL in the reward {row.objective!r} would rank answers of equal reward "
+            "by their KL; its own reference term holds the policy already: set kl.coefficient = 0"
+        )
+
+
+@objective(level="group", reads=("ref",), idle=True, fits=fits)
 def dpo(t: Terms, *, beta: float = 0.1, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
     """-log sigmoid(beta (h_w - h_l)), h = sum over an answer's tokens of log theta - log ref (Rafailov et al. 2023,
     2305.18290, equation 7).
@@ -37,7 +50,7 @@ def dpo(t: Terms, *, beta: float = 0.1, pairs: Choice = "all", tolerance: float 
     return _over_pairs(t, t.sample_sum(_log_ratio(t)), beta, 0.0, pairs, tolerance)
 
 
-@objective(level="group", reads=("ref",), idle=True)
+@objective(level="group", reads=("ref",), idle=True, fits=fits)
 def dpo_norm(t: Terms, *, beta: float = 5.0, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
     """`dpo` with the mean over each answer's tokens in place of the sum: length-normalised DPO (Lambert et al. 2024,
     "Tulu 3", 2411.15124, section 5.1).
@@ -49,7 +62,7 @@ def dpo_norm(t: Terms, *, beta: float = 5.0, pairs: Choice = "all", tolerance: f
     return _over_pairs(t, t.sample_mean(_log_ratio(t)), beta, 0.0, pairs, tolerance)
 
 
-@objective(level="group", reads=(), idle=True)
+@objective(level="group", reads=(), idle=True, fits=fits)
 def simpo(
     t: Terms, *, beta: float = 2.0, gamma: float = 1.0, pairs: Choice = "all", tolerance: float = TOLERANCE
 ) -> Found:
