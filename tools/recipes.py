@@ -28,133 +28,134 @@ COUNT_OR_WORDS = {
     "model.lora.target_modules": 'list of text, or `"all-linear"`',
     "learner.betas": "list of two numbers >= 0, < 1",
 }
-"""What validators take that annotations do not say."""
+"""Values that validators accept beyond the annotations."""
 
 UNSET = {
     "model.lora": "no adapters",
-    "model.start.enabled": "for `default` alone",
+    "model.start.enabled": "only for `default`",
     "environments.reward": "the environment's",
     "environments.shaping": "the environment's",
     "environments.system": "the environment's",
     "environments.limits.turns": "the environment's",
     "environments.limits.tokens": "the environment's",
     "environments.limits.seconds": "the environment's",
-    "batch.concurrency": "what the engine says",
-    "learner.token_budget": "the learner chooses",
+    "batch.concurrency": "chosen by the engine",
+    "learner.token_budget": "chosen by the learner",
     "evaluation.max_tokens": "as in `sampling`",
     "stop.accuracy": "never",
     "stop.minutes": "never",
     "stop.samples": "never",
     "stop.tokens": "never",
     "stop.seconds": "never",
-    "run.name": "first environment, numbered",
+    "run.name": "name of the first environment, and a number",
 }
-"""What a key means while nothing is set."""
+"""Meaning of a key that is not set."""
 
 SECTIONS = {
     "run": "The run as a whole.",
-    "model": "What is trained. The learner's master weights are float32 always.",
+    "model": "The model to train. The learner's master weights are always float32.",
     "model.lora": "Low-rank adapters (Hu et al. 2021, arXiv:2106.09685); names as in peft, from `quintain[lora]`.",
-    "model.start": "The supervised start of the default model, on the environments' demonstrations.",
-    "engine": "What samples. Training needs one that gives exact tokens.",
-    "environments": "One table each: `[[environments]]`. At least one. Settings of its own go under `args`.",
-    "environments.limits": 'What one episode may use up; `"none"` lifts a limit.',
+    "model.start": "The warm start: supervised training of the default model on the environments' demonstrations.",
+    "engine": "The engine that samples. Training needs one that returns exact tokens.",
+    "environments": "At least one table `[[environments]]`; the fields of the environment go under `args`.",
+    "environments.limits": 'Limits of one episode; `"none"` removes a limit.',
     "algorithm": (
-        "A row of the preset table, and changes to it: `args = { objective = { high = 0.28 }, epochs = 2 }`. "
-        "`quintain info grpo` shows a row's settings."
+        "An algorithm by name, and changes to it: `args = { objective = { high = 0.28 }, epochs = 2 }`. "
+        "`quintain info grpo` shows the settings of one."
     ),
-    "sampling": "Of training. Truncation is refused: the learner would train another policy than the one that sampled.",
-    "batch": "What one step tries.",
-    "learner": "AdamW.",
-    "evaluation": "Held-out accuracy while training, greedy unless told otherwise.",
-    "evaluation.test": "Measured once before and once after training; the figures of `summary.json`.",
-    "checkpoint": "In Hugging Face format, with all that a resumed run needs.",
+    "sampling": "Sampling in training. Truncated sampling is an error: the learner would optimise a different policy.",
+    "batch": "The batch of one step.",
+    "learner": "The optimizer, AdamW.",
+    "evaluation": "Held-out accuracy during training, by greedy decoding unless changed.",
+    "evaluation.test": "The evaluation before and after training, as reported in `summary.json`.",
+    "checkpoint": "Model folders in Hugging Face format, with the state that a resumed run needs.",
     "rollouts": "The Parquet files of the run folder.",
-    "stop": "Ends the run before `run.steps`; whichever comes first.",
+    "stop": "Conditions that end the run before `run.steps`; the first that holds.",
     "services": (
-        "One table per slot: `[services.judge]`. A slot left out is filled by the installed service of that name, "
-        "if there is one."
+        "One table per service: `[services.workers]`. For a name without a table, the installed service of that name "
+        "is used, if there is one."
     ),
 }
 
 MEANINGS = {
     "run.name": "name of the run's folder",
-    "run.seed": "of everything that is drawn",
+    "run.seed": "random seed",
     "run.steps": "optimizer steps",
-    "run.folder": "where run folders are",
-    "model.name": '`"default"` (the model that Quintain grows itself), a Hugging Face id or a folder',
-    "model.dtype": "what the engine decodes in",
+    "run.folder": "parent folder of the run folders",
+    "model.name": '`"default"` (the small model that Quintain trains itself), a Hugging Face id or a folder',
+    "model.dtype": "precision of the engine",
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
     "model.lora.r": "rank",
-    "model.lora.lora_alpha": "the adapters are scaled by `lora_alpha / r`",
-    "model.lora.target_modules": "which modules get adapters",
-    "model.start.enabled": "whether a supervised start comes first",
-    "model.start.args": "settings of the start, such as `{ target = [0.2, 0.35] }`",
-    "engine.use": "an engine (`quintain list engines`)",
-    "engine.args": "its settings",
+    "model.lora.lora_alpha": "scale of the adapters is `lora_alpha / r`",
+    "model.lora.target_modules": "modules with adapters",
+    "model.start.enabled": "run the warm start before reinforcement learning",
+    "model.start.args": "settings of the warm start, such as `{ target = [0.2, 0.35] }`",
+    "engine.use": "name of an engine (`quintain list engines`)",
+    "engine.args": "settings of the engine",
     "environments.use": "installed name, `distribution/name`, `module:Class` or `file.py:Class`",
-    "environments.args": "the environment's own fields",
-    "environments.weight": "its share of the groups of a batch",
-    "environments.reward": "an expression in place of its verdict",
-    "environments.shaping": "an expression in place of its shaping",
-    "environments.system": "a system message in place of its own",
-    "environments.limits.turns": "turns of the policy, over all its seats",
-    "environments.limits.tokens": "tokens it samples in the whole episode",
-    "environments.limits.seconds": "wall clock; ending by it is our failure, not the policy's",
-    "algorithm.use": "a row (`quintain list algorithms`)",
-    "algorithm.args": "its settings and pieces",
-    "sampling.temperature": "part of the policy: the learner scores at the same one",
+    "environments.args": "fields of the environment",
+    "environments.weight": "share of the groups of a batch",
+    "environments.reward": "expression that replaces its outcome reward",
+    "environments.shaping": "expression that replaces its shaping",
+    "environments.system": "replaces its system message",
+    "environments.limits.turns": "turns of the policy, over all its players",
+    "environments.limits.tokens": "sampled tokens of the episode",
+    "environments.limits.seconds": "wall-clock time; an episode that exceeds it is retried, then excluded",
+    "algorithm.use": "name of an algorithm (`quintain list algorithms`)",
+    "algorithm.args": "changes to its settings and pieces",
+    "sampling.temperature": "part of the policy: the learner uses the same temperature",
     "sampling.max_tokens": "new tokens of one turn",
     "sampling.stop": "strings that end a turn",
-    "sampling.top_p": "1 only",
-    "sampling.top_k": "0 only",
-    "sampling.min_p": "0 only",
-    "batch.groups": "tasks a step",
+    "sampling.top_p": "must be 1",
+    "sampling.top_k": "must be 0",
+    "sampling.min_p": "must be 0",
+    "batch.groups": "tasks per step",
     "batch.members": "rollouts per task",
-    "batch.min_members": "a group with fewer valid members is dropped and counted; left out, the algorithm says",
-    "batch.retries": "more tries for an episode that failed through our fault",
-    "batch.concurrency": "episodes at once",
-    "learner.use": "learner component; `torch` trains in this process",
+    "batch.min_members": "groups with fewer valid rollouts are rejected and counted; default: set by the algorithm",
+    "batch.retries": "retries of an episode that failed for reasons other than the policy",
+    "batch.concurrency": "concurrent episodes",
+    "learner.use": "name of a learner; `torch` trains in this process",
     "learner.lr": "learning rate, constant after the warm-up",
-    "learner.warmup_steps": "steps from 0 to `lr`",
-    "learner.weight_decay": "decoupled",
-    "learner.betas": "of AdamW",
-    "learner.max_grad_norm": "the gradient is clipped to it",
+    "learner.warmup_steps": "steps of linear warm-up to `lr`",
+    "learner.weight_decay": "decoupled weight decay",
+    "learner.betas": "betas of AdamW",
+    "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped",
     "learner.precision": "`bf16` is autocast over float32 master weights",
-    "learner.float32_head": "logits in float32 also under a lower `precision`; a row may ask for it too",
-    "learner.token_budget": "tokens of a micro-batch; the gradient does not depend on it",
-    "learner.checkpoint_activations": "compute activations twice to save memory",
-    "evaluation.every": "steps between two measurements; 0 is never",
-    "evaluation.split": "measured while training",
-    "evaluation.tasks": "of each environment",
+    "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
+    "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
+    "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
+    "evaluation.every": "steps between evaluations; 0 disables them",
+    "evaluation.split": "split evaluated during training",
+    "evaluation.tasks": "tasks per environment",
     "evaluation.samples": "rollouts per task",
     "evaluation.temperature": "0 is greedy",
     "evaluation.max_tokens": "new tokens of one turn",
-    "evaluation.test.split": "measured before and after",
-    "evaluation.test.tasks": "0 leaves it out",
-    "checkpoint.every": "steps between two; 0 is at the end only",
-    "checkpoint.keep": "how many of the last stay",
-    "checkpoint.best": "the one with the best held-out accuracy stays, too",
-    "rollouts.keep": "files of all steps, of none, or of so many last ones",
-    "stop.accuracy": "held-out accuracy",
-    "stop.minutes": "of all processes of the run together",
-    "stop.samples": "rollouts of training",
-    "stop.tokens": "tokens sampled in training",
-    "stop.seconds": "of rollouts and updates, without measuring",
-    "services.use": "a service (`quintain list services`)",
-    "services.args": "its settings",
+    "evaluation.test.split": "split evaluated before and after training",
+    "evaluation.test.tasks": "tasks per environment; 0 disables this evaluation",
+    "checkpoint.every": "steps between checkpoints; 0 means only at the end",
+    "checkpoint.keep": "number of last checkpoints to keep",
+    "checkpoint.best": "also keep the checkpoint with the best held-out accuracy",
+    "rollouts.keep": "files to keep: of all steps, of none, or of the last N steps",
+    "stop.accuracy": "held-out accuracy of at least this value",
+    "stop.minutes": "minutes of training, over all resumed parts of the run",
+    "stop.samples": "training rollouts",
+    "stop.tokens": "tokens sampled for training",
+    "stop.seconds": "seconds of rollouts and updates, without evaluation",
+    "services.use": "name of a service (`quintain list services`)",
+    "services.args": "settings of the service",
 }
 
-HEAD = """# Every key of a recipe
+HEAD = """# All keys of a recipe
 
-A recipe is one TOML file, strict: an unknown key or a wrong type is an error that names file, line and the nearest key.
-Everything has a default except `use` of an environment. `--set section.key=value` changes a key (lists count from 0:
-`environments.0.weight=2`), `--dry-run` prints the whole, and the resolved recipe is saved in the run folder.
-`quintain train` without a file starts from `core/quintain/recipes/quickstart.toml`, with `--model` from
-`pretrained.toml` beside it; those set other values than the defaults below, and a file of your own has the defaults
-unless it [extends](#extends) one of them.
+A recipe is a TOML file. Unknown keys and wrong types are errors that name the file, the line and the nearest key. Every
+key has a default except `use` of an environment. `--set section.key=value` changes a key (lists count from 0:
+`environments.0.weight=2`), `--dry-run` prints the complete recipe, and the run folder contains the resolved recipe.
 
-The smallest:
+`quintain train` without a file uses `core/quintain/recipes/quickstart.toml`, with `--model` the file `pretrained.toml`
+in the same folder. Their values differ from the defaults below. A file of your own has the defaults below unless it
+[extends](#extends) one of them.
+
+The smallest recipe:
 
 ```toml
 [[environments]]
@@ -163,7 +164,7 @@ use = "arithmetic"
 
 ## extends
 
-The first line of a recipe may name another one, `"quickstart"`, `"pretrained"`, or a path from where the file lies:
+The first line of a recipe can name a base recipe: `"quickstart"`, `"pretrained"`, or a path relative to the file.
 
 ```toml
 extends = "quickstart"
@@ -172,12 +173,12 @@ extends = "quickstart"
 lr = 1e-5
 ```
 
-What the recipe says goes over what the other says, and `--set` over both. Tables are merged key by key, lists (also
-`[[environments]]`) replaced as a whole. A table that takes another `use` leaves behind the `args` that were for the
-former. The other may extend a third, but not in a circle. Errors name the file that holds the key, and the resolved
-recipe in the run folder holds all of it, without `extends`.
+Keys of the recipe override those of the base, and `--set` overrides both. Tables are merged key by key; lists (also
+`[[environments]]`) are replaced as a whole. A table with a different `use` drops the inherited `args`. A base can
+extend another recipe, but not in a circle. Errors name the file with the key. The resolved recipe in the run folder has
+all keys and no `extends`.
 
-This page is written by `tools/recipes.py`; a test compares it with the code.
+`tools/recipes.py` writes this page; a test compares it with the code.
 """
 
 COLUMNS = "| key | value | default | meaning |\n|---|---|---|---|"
