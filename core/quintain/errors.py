@@ -35,27 +35,6 @@ __all__ = [
     "RunError", "RunLockedError", "StorageError", "UnknownNameError", "UsageError", "did_you_mean",
 ]  # fmt: skip
 
-__all__ = [
-    "BindingError",
-    "EnvironmentFault",
-    "EpisodeError",
-    "EpisodeTimeout",
-    "InfrastructureError",
-    "Interrupted",
-    "LimitReached",
-    "NoTasksError",
-    "PluginError",
-    "PolicyFault",
-    "QuintainError",
-    "RecipeError",
-    "RewardFault",
-    "RunError",
-    "RunLockedError",
-    "StorageError",
-    "UnknownNameError",
-    "UsageError",
-]
-
 
 class QuintainError(Exception):
     """Base of every deliberate error."""

@@ -41,8 +41,8 @@ class Ledger:
 
     def transcripts(self) -> dict[str, Transcript]:
         """By seat: those of the policy, where the engine records tokens."""
-        found = {name: s.transcript() for name, s in self.seats.items() if s.trains}
-        return {name: t for name, t in found.items() if t is not None}
+        transcripts = {name: seat.transcript() for name, seat in self.seats.items() if seat.trains}
+        return {name: t for name, t in transcripts.items() if t is not None}
 
 
 class Session(Agent):
@@ -123,11 +123,9 @@ class Session(Agent):
 
     def transcript(self) -> Transcript | None:
         """The exact tokens of this seat; ``None`` where its engine gives text only."""
-        return (
-            self._conversation.transcript(self._engine.name, self._ledger.how.temperature)
-            if self._conversation
-            else None
-        )
+        if self._conversation is None:
+            return None
+        return self._conversation.transcript(self._engine.name, self._ledger.how.temperature)
 
     async def _turn(self, tools: Sequence[Tool]) -> Turn:
         how = self._allowance()
@@ -172,9 +170,9 @@ class Session(Agent):
             if self._turns:
                 raise LimitReached("context", message)
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
-        said = await speak(engine, ids, stops(engine.codec, how))
-        text = self._conversation.said(*said)
-        return self._made(text, parse(text, tools=bool(tools)), said.whole.finish, said.tokens)
+        sampled = await speak(engine, ids, stops(engine.codec, how))
+        text = self._conversation.said(sampled)
+        return self._made(text, parse(text, tools=bool(tools)), sampled.finish, sampled.tokens)
 
     async def _replied(self, tools: Sequence[Tool], how: Sampling) -> Turn:
         self._pending.clear()
@@ -184,15 +182,9 @@ class Session(Agent):
         return self._made(text, parsed, reply.finish, reply.usage.get("completion_tokens", 0))
 
     def _made(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
-        seat = self._name
+        reply, reasoning, calls = parsed.reply, parsed.reasoning, parsed.calls
         return Turn(
-            text=text,
-            reply=parsed.reply,
-            reasoning=parsed.reasoning,
-            calls=parsed.calls,
-            finish=finish,
-            seat=seat,
-            tokens=tokens,
+            text=text, reply=reply, reasoning=reasoning, calls=calls, finish=finish, seat=self._name, tokens=tokens
         )
 
 

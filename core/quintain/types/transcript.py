@@ -39,7 +39,8 @@ class Sampled:
 
     ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
     under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
-    ``stop`` is the string or id that ended it.
+    ``stop`` is the string or id that ended it. ``forced`` is the half-open span of tokens that an interruption put
+    between the sampled ones: log-prob 0, version -1.
     """
 
     ids: tuple[int, ...]
@@ -47,6 +48,12 @@ class Sampled:
     versions: tuple[int, ...]
     finish: Finish
     stop: str | int | None = None
+    forced: tuple[int, int] = (0, 0)
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return len(self.ids) - (self.forced[1] - self.forced[0])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,8 +172,11 @@ class Recorder:
 
     def sampled(self, s: Sampled) -> None:
         """Append what the engine sampled, untouched."""
+        start, end = s.forced
         self._ids.extend(s.ids)
-        self._sources.extend([int(Source.MODEL)] * len(s.ids))
+        sources = [int(Source.MODEL)] * len(s.ids)
+        sources[start:end] = [int(Source.FORCED)] * (end - start)
+        self._sources.extend(sources)
         self._logps.extend(s.logps)
         self._versions.extend(s.versions)
 

@@ -14,7 +14,6 @@ from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
 from ...types.transcript import Recorder, Sampled, Source, Transcript
-from .thinking_budget import Said
 from .tool_calls import parse
 
 _SOURCES = {"system": Source.PROMPT, "user": Source.PROMPT, "tool": Source.TOOL, "assistant": Source.COPY}
@@ -52,18 +51,9 @@ class Conversation:
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
 
-    def said(self, sampled: Sampled, forced: Sequence[int] = (), then: Sampled | None = None) -> str:
-        """Record a turn of the policy; its text, without what ended it.
-
-        Args:
-            forced: what was put into its mouth after *sampled*, see `quintain.rollouts.chat.thinking_budget`.
-            then: how it went on from there.
-        """
+    def said(self, sampled: Sampled) -> str:
+        """Record a turn of the policy; its text, without what ended it."""
         self._recorder.sampled(sampled)
-        if then is not None:
-            self._recorder.add(forced, [int(Source.FORCED)] * len(forced))
-            self._recorder.sampled(then)
-            sampled = Said(sampled, tuple(forced), then).whole
         self._text += self.codec.decode(sampled.ids)
         text = spoken(self.codec, sampled)
         # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was

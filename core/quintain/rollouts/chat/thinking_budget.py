@@ -1,11 +1,10 @@
-"""Forced interruption: a turn that thinks for too long is told to answer (see `quintain.types.sampling.Interrupt`)."""
+"""Forced interruption: a text ends a thought that grows too long (see `quintain.types.sampling.Interrupt`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
-from typing import NamedTuple
 
 from ...interfaces.engine import TokenEngine
 from ...interfaces.tokenizer import Codec
@@ -16,29 +15,7 @@ _SLACK = 8
 """Tokens looked at beyond the length of a stop string in bytes, for tokens that decode to nothing."""
 
 
-class Said(NamedTuple):
-    """One turn of the policy: what it sampled; and where it was interrupted, what was put in and how it went on."""
-
-    sampled: Sampled
-    forced: tuple[int, ...] = ()
-    then: Sampled | None = None
-
-    @property
-    def tokens(self) -> int:
-        """How many it sampled."""
-        return len(self.sampled.ids) + (len(self.then.ids) if self.then else 0)
-
-    @property
-    def whole(self) -> Sampled:
-        """As one; forced tokens have log-prob 0 and version -1."""
-        if self.then is None:
-            return self.sampled
-        count = len(self.forced)
-        put_in = Sampled(ids=self.forced, logps=(0.0,) * count, versions=(-1,) * count, finish="length")
-        return _joined(_joined(self.sampled, put_in), self.then)
-
-
-async def speak(engine: TokenEngine, ids: Sequence[int], how: Sampling) -> Said:
+async def speak(engine: TokenEngine, ids: Sequence[int], how: Sampling) -> Sampled:
     """Continue *ids* by one turn of at most ``how.max_tokens`` sampled tokens.
 
     Where ``how.interrupt`` is set, the moment is drawn from the turn's seed. A turn that has ended by then, has said
@@ -47,35 +24,32 @@ async def speak(engine: TokenEngine, ids: Sequence[int], how: Sampling) -> Said:
     Raises:
         LimitReached, InfrastructureError: as `TokenEngine.sample`.
     """
-    told = how.interrupt
-    if told is None:
-        return Said(await engine.sample(ids, how))
+    interrupt = how.interrupt
+    if interrupt is None:
+        return await engine.sample(ids, how)
     rng = Random(None if how.seed is None else f"interrupt/{how.seed}")
-    at, seed = rng.randint(told.low, told.high), rng.getrandbits(62)
+    at, seed = rng.randint(interrupt.low, interrupt.high), rng.getrandbits(62)
     if how.max_tokens is not None and at >= how.max_tokens:
-        return Said(await engine.sample(ids, how))
+        return await engine.sample(ids, how)
     first = await engine.sample(ids, how.but(max_tokens=at))
     room = engine.context - len(ids) - len(first.ids)
     if first.finish != "length" or len(first.ids) < at or room < 1:
-        return Said(first)
-    forced = tuple(engine.codec.encode(told.text))
-    if (told.until and told.until in engine.codec.decode(first.ids)) or len(forced) >= room:
+        return first
+    forced = tuple(engine.codec.encode(interrupt.text))
+    if (interrupt.until and interrupt.until in engine.codec.decode(first.ids)) or len(forced) >= room:
         forced = ()
     left = None if how.max_tokens is None else how.max_tokens - at
     rest = how.but(max_tokens=left, seed=None if how.seed is None else seed)
     then = await engine.sample([*ids, *first.ids, *forced], rest)
     if not forced:
-        return Said(_joined(first, cut_where_stopped(engine.codec, first, then, how.stop)))
-    return Said(first, forced, then)
-
-
-def _joined(first: Sampled, then: Sampled) -> Sampled:
+        then = cut_where_stopped(engine.codec, first, then, how.stop)
     return Sampled(
-        ids=(*first.ids, *then.ids),
-        logps=(*first.logps, *then.logps),
-        versions=(*first.versions, *then.versions),
+        ids=(*first.ids, *forced, *then.ids),
+        logps=(*first.logps, *(0.0,) * len(forced), *then.logps),
+        versions=(*first.versions, *(-1,) * len(forced), *then.versions),
         finish=then.finish,
         stop=then.stop,
+        forced=(len(first.ids), len(first.ids) + len(forced)),
     )
 
 
