@@ -39,7 +39,7 @@ PENDING: dict[str, int] = {
     "long_files": 3,
     "repeated_classes": 5,
     "member_imports": 82,
-    "kernel lines": 4_838,
+    "kernel lines": 4_810,
     "package lines": 20_583,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the

@@ -129,34 +129,6 @@ class Replay(Protocol):
         ...
 
 
-class Greedy(TokenEngine):
-    """Another engine, asked for the likeliest token always."""
-
-    def __init__(self, engine: TokenEngine) -> None:
-        self._engine = engine
-        self.codec, self.context, self.name = engine.codec, engine.context, engine.name
-
-    @property
-    def version(self) -> int:  # type: ignore[override]
-        return self._engine.version
-
-    @property
-    def concurrency(self) -> int | None:
-        return self._engine.concurrency
-
-    def attend(self) -> AbstractContextManager[None]:
-        return self._engine.attend()
-
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
-        return await self._engine.sample(ids, how.but(temperature=0.0))
-
-    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
-        return await self._engine.score(ids, start, temperature)
-
-    async def update(self, weights: Weights) -> int:
-        return await self._engine.update(weights)
-
-
 @runtime_checkable
 class SharesModule(Protocol):
     """The class of a `TokenEngine` that can decode the module that the learner trains.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,9 +19,11 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...interfaces.algorithm import Row
-from ...interfaces.engine import Greedy, TokenEngine
+from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.pieces import advantage, per_group
 from ...interfaces.service import need
+from ...types.sampling import Sampling
+from ...types.transcript import Sampled
 from ..batch import Batch, Sample
 
 if TYPE_CHECKING:
@@ -169,6 +172,34 @@ def _fits_no_reward(row: Row) -> str:
 def ones(step: Step) -> list[float]:
     """1: every sample is an example to follow (supervised learning on rollouts)."""
     return [1.0] * len(step.rewards)
+
+
+class Greedy(TokenEngine):
+    """Another engine, asked for the likeliest token always."""
+
+    def __init__(self, engine: TokenEngine) -> None:
+        self._engine = engine
+        self.codec, self.context, self.name = engine.codec, engine.context, engine.name
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        return self._engine.version
+
+    @property
+    def concurrency(self) -> int | None:
+        return self._engine.concurrency
+
+    def attend(self) -> AbstractContextManager[None]:
+        return self._engine.attend()
+
+    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+        return await self._engine.sample(ids, how.but(temperature=0.0))
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        return await self._engine.score(ids, start, temperature)
+
+    async def update(self, weights: Weights) -> int:
+        return await self._engine.update(weights)
 
 
 @advantage
