@@ -56,7 +56,7 @@ class Jump:
         loss = problem.backward()
         if not self.losses:
             with torch.no_grad():
-                for name, parameter in problem.learner.module.named_parameters():
+                for name, parameter in problem.module.named_parameters():
                     parameter.copy_(self.target[name])
         self.losses.append(loss)
         return {"loss": loss, "grad_norm": 0.0}
@@ -147,7 +147,7 @@ def compute(
     return Found(
         loss=jump.losses[-1] if case.moved else told["loss"],
         gradient=_gradient(module),
-        advantages=[float(x) for x in advantages],
+        advantages=[float(x) for x in advantages.values],
         told=told,
     )
 

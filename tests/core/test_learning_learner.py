@@ -207,8 +207,7 @@ def test_bf16_is_autocast_over_float32_masters() -> None:
     assert metrics["grad_norm"] > 0
     batch = batches.batch(seed=2)
     half = learner.logprobs(batch)
-    learner.precision = "float32"
-    learner._math = None
+    learner.scorer.half = learner.scorer.math = None
     assert 0 < (half - learner.logprobs(batch)).abs().max() < 0.3
 
 

@@ -136,8 +136,7 @@ def test_products_are_those_of_the_matrix(budget: int) -> None:
     vectors = np.random.default_rng(0).normal(size=(3, len(matrix)))
 
     def products(problem: Problem) -> list[Array]:
-        problem.learner.token_budget = budget
-        held = Divergence.of(problem)
+        held = Divergence.of(replace(problem, token_budget=budget))
         assert len(held.parts) == (len(SAMPLES) if budget == 1 else 1)
         return [held.fisher(torch.tensor(v)).numpy() for v in vectors]
 

@@ -1,16 +1,13 @@
-"""The learner: a model, its optimizer, and the one way in which a batch becomes a weighted sum and the sum becomes a
-step.
-"""
+"""The learner: a model, its optimizer, and how a batch becomes advantages, a weighted sum and optimizer steps."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import logging
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
@@ -20,45 +17,51 @@ from torch import Tensor, nn
 from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Row
 from ..interfaces.learner import overlong
-from ..interfaces.pieces import POLICIES
 from ..models.forward import Forward, Layout
-from ..models.head import Statistics
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
-from .loss import weighted_sum
+from .loss import MinibatchLoss
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
-from .microbatch import Columns, MicroBatch, micro_batches
+from .microbatch import Columns, MicroBatch
 from .optimizer_step import Problem
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
+from .scorer import HALF, FrozenPolicies, Precision, Scorer
 from .setup import decay_groups, ready
-from .terms import Terms
 from .weights import ModuleWeights
 
 log = logging.getLogger(__name__)
 
-Precision = Literal["float32", "bf16", "fp16"]
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A batch that was taken up: scored where the row asks, before its first update.
+    """A batch with what the row needs of it before its first update.
 
     Attributes:
-        step: what the advantage sees.
+        step: what the advantage reads.
         columns: the trained tokens.
-        policies: statistics [N] of the frozen policies.
-        seconds: that this took.
-        told: what the advantage tells of itself, once it ran.
+        policies: mu, prox and ref; the first pass of `Learner.step` completes them.
+        seconds: that preparing took.
     """
 
     step: Step
     columns: Columns
-    policies: dict[str, Tensor]
+    policies: FrozenPolicies
     seconds: float
-    told: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advantages:
+    """What an advantage piece gave.
+
+    Attributes:
+        values: per sample, or per trained token [N].
+        metrics: of the piece itself.
+    """
+
+    values: Sequence[float] | Tensor
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Learner:
@@ -112,18 +115,24 @@ class Learner:
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
         self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
-        float32_head = float32_head or (row is not None and row.float32_head)
-        self._math = HALF.get(precision) if not float32_head else torch.float32 if precision in HALF else None
         self.module = ready(module, lora)
         self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
-        self.trained = [p for p in self.module.parameters() if p.requires_grad]
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
         self._optimizer = torch.optim.AdamW(
-            decay_groups(self.trained, weight_decay), lr=lr, betas=betas, eps=epsilon, fused=True
+            decay_groups(self.parameters, weight_decay), lr=lr, betas=betas, eps=epsilon, fused=True
         )
-        self._scaler = torch.amp.GradScaler(self.forward.head_weight.device.type, enabled=precision == "fp16")
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._piece_state: dict[str, Any] = {}
-        self._reference = self._keep_reference(reference)
-        self._reference_forward: Forward | None = None
+        half = HALF.get(precision)
+        wide_head = float32_head or (row is not None and row.float32_head)
+        self.scorer = Scorer(
+            self.forward,
+            self._reference(reference),
+            row=row,
+            half=half,
+            math=half if half is None or not wide_head else torch.float32,
+            token_budget=token_budget,
+        )
         for note in row.notes() if row else ():
             log.warning("%s: %s", row.name if row else "", note)
 
@@ -144,10 +153,10 @@ class Learner:
         return batch_of(groups, temperature=temperature, max_tokens=max_tokens)
 
     def prepare(self, batch: Batch) -> Prepared:
-        """Take a batch up: score what the row asks for.
+        """Compute what the row needs before the first update: log-probs under the frozen policies, rewards.
 
         Raises:
-            UsageError: the batch holds no token that trains.
+            UsageError: the batch holds no token that trains, or a piece lacks a service.
         """
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
@@ -158,21 +167,26 @@ class Learner:
                 raise UsageError(f"{piece!r} needs the services {slots}: a run gives them, or `Learner.serve` does")
         began = time.perf_counter()
         columns = Columns(batch=batch)
-        policies = self._take_up(columns)
+        _, *later = self._minibatches(batch, 0)
+        policies = self.scorer.freeze(columns, sorted(i for part in later for i in part))
         rewards, penalty = self._rewards(columns, policies)
-        step = Step(batch=batch, rewards=rewards, penalty=penalty, sample=columns.sample, statistics=policies)
+        step = Step(
+            batch=batch, rewards=rewards, penalty=penalty, sample=columns.sample, statistics=policies.statistics()
+        )
         return Prepared(step=step, columns=columns, policies=policies, seconds=time.perf_counter() - began)
 
-    async def compute_advantages(self, prepared: Prepared) -> Sequence[float] | Tensor:
-        """The advantages of a batch, also where the piece has to be awaited; for `step`."""
-        values = self._assessed(prepared.step)
-        return self._kept(await values if inspect.isawaitable(values) else values, prepared.told)
+    async def compute_advantages(self, prepared: Prepared) -> Advantages:
+        """The advantages of a batch for `step`, also where the piece has to be awaited."""
+        returned = self._run_advantage(prepared.step)
+        return self._unpack(await returned if inspect.isawaitable(returned) else returned)
 
-    def step(self, batch: Batch | Prepared, *, advantages: Sequence[float] | Tensor | None = None) -> dict[str, float]:
-        """Learn from a batch: all epochs and minibatches of the row; publishes one new version.
+    def step(
+        self, batch: Batch | Prepared, *, advantages: Advantages | Sequence[float] | Tensor | None = None
+    ) -> dict[str, float]:
+        """Train on a batch: all epochs and minibatches of the row. The weights then have a new version.
 
         Args:
-            advantages: values from `compute_advantages`, per sample or per token [N]; computed here where ``None``.
+            advantages: from `compute_advantages`, or values per sample or per token [N]; computed here where ``None``.
 
         Returns:
             metrics, see ``docs/health.md``.
@@ -184,28 +198,27 @@ class Learner:
         row = self._method
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
         began = time.perf_counter() - prepared.seconds
-        batch = prepared.step.batch
         if advantages is None:
             if row.advantage.asynchronous:
-                raise UsageError(
-                    f"{row.advantage!r} has to be awaited: pass what `compute_advantages` gives as `advantages`"
-                )
-            advantages = self._kept(self._assessed(prepared.step), prepared.told)
-        advantage_N = self._spread(prepared.columns, advantages)
+                raise UsageError(f"{row.advantage!r} has to be awaited: pass `advantages` from `compute_advantages`")
+            advantages = self._unpack(self._run_advantage(prepared.step))
+        elif not isinstance(advantages, Advantages):
+            advantages = Advantages(values=advantages)
+        batch, columns, policies = prepared.step.batch, prepared.columns, prepared.policies
+        advantage_N = self._per_token(columns, advantages.values)
         if row.reset_optimizer:
             self._optimizer.state.clear()
         meter = Meter()
         for epoch in range(row.epochs):
             for part in self._minibatches(batch, epoch):
-                self._learn_from(prepared, part, advantage_N, meter)
-        columns, policies = prepared.columns, prepared.policies
-        told = {"samples": float(len(batch.samples)), "tokens": float(batch.tokens)}
-        told |= {under("advantage", name): value for name, value in prepared.told.items()}
-        told |= advantage_metrics(advantage_N, columns.sample, len(batch.samples))
-        told |= sampler_metrics(policies["prox_logp"], policies["mu_logp"], columns.sample)
-        told |= staleness(batch, self.version)
+                self._update(prepared, part, advantage_N, meter)
+        metrics = {"samples": float(len(batch.samples)), "tokens": float(batch.tokens)}
+        metrics |= {under("advantage", name): value for name, value in advantages.metrics.items()}
+        metrics |= advantage_metrics(advantage_N, columns.sample, len(batch.samples))
+        metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, columns.sample)
+        metrics |= staleness(batch, self.version)
         self.version += 1
-        return meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began) | told
+        return meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began) | metrics
 
     def supervised_step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """One update on -log theta of the masked tokens, averaged over all of them; publishes one new version.
@@ -214,32 +227,27 @@ class Learner:
             ``loss`` and ``entropy`` in nats per token, ``grad_norm``, ``tokens``, ``seconds``, ``lr``.
         """
         began = time.perf_counter()
-        samples = tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences))
-        batch = Batch(samples=samples)
+        batch = Batch(samples=tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences)))
         if not batch.tokens:
             raise UsageError("the sequences hold no token that trains")
         meter = Meter()
 
-        def evaluate(micro: MicroBatch, observe: bool) -> Tensor:
-            with self._autocast():
-                found = self.forward.statistics(micro.bundles, math=self._math)
+        def cross_entropy(micro: MicroBatch, observe: bool) -> Tensor:
+            statistics = self.scorer.statistics(micro.bundles)
             if observe:
-                meter.add(entropy=found.entropy)
-            return -found.logp.sum() / batch.tokens
+                meter.add(entropy=statistics.entropy)
+            return -statistics.logp.sum() / batch.tokens
 
-        parts = micro_batches(Columns(batch=batch), range(len(samples)), **self._cut)
-        self._optimize(Problem(learner=self, batch=batch, parts=parts, evaluate=evaluate), meter)
+        self._take_adamw_step(self._problem(Columns(batch=batch), range(len(sequences)), cross_entropy), meter)
         self.version += 1
         summary = meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began)
-        return summary | {"tokens": float(batch.tokens), "samples": float(len(samples))}
+        return summary | {"tokens": float(batch.tokens), "samples": float(len(sequences))}
 
-    @torch.no_grad()
     def logprobs(self, batch: Batch, *, policy: Literal["theta", "ref"] = "theta") -> Tensor:
         """Log-probs of all trained tokens at the batch's temperature, [N], in the order of samples, sequences and
         places.
         """
-        columns = Columns(batch=batch)
-        return self._score(columns, range(len(batch.samples)), policy)["logp"]
+        return self.scorer.score(Columns(batch=batch), range(len(batch.samples)), policy)["logp"]
 
     def weights(self) -> ModuleWeights:
         """The live weights under their names in a Hugging Face checkpoint; adapters are merged in a copy."""
@@ -260,21 +268,21 @@ class Learner:
         }
         if weights:
             state["module"] = self.module.state_dict()
-        if self._reference is not None:
-            state["reference"] = self._reference.state_dict()
+        if self.scorer.reference is not None:
+            state["reference"] = self.scorer.reference.state_dict()
         if self._scaler.is_enabled():
             state["scaler"] = self._scaler.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` gave."""
         self.version, self.updates = state["version"], state["updates"]
         self._optimizer.load_state_dict(state["optimizer"])
         self._piece_state = copy.deepcopy(state["pieces"])
         if "module" in state:
             self.module.load_state_dict(state["module"])
-        if self._reference is not None:
-            self._reference.load_state_dict(state["reference"])
+        if self.scorer.reference is not None:
+            self.scorer.reference.load_state_dict(state["reference"])
         if self._scaler.is_enabled() and "scaler" in state:
             self._scaler.load_state_dict(state["scaler"])
 
@@ -284,140 +292,25 @@ class Learner:
             raise UsageError("this learner was made without an algorithm; give it a row to call step()")
         return self.row
 
-    @property
-    def _cut(self) -> dict[str, Any]:
-        level = self.row.objective.level if self.row else "token"
-        return {"budget": self.token_budget, "level": level, "cost": self.forward.cost}
-
-    def _keep_reference(self, given: nn.Module | None) -> nn.Module | None:
-        adapted = hasattr(self.module, "disable_adapter")  # ref is the module without its adapters
+    def _reference(self, given: nn.Module | None) -> nn.Module | None:
+        adapted = hasattr(self.module, "disable_adapter")  # ref is then the model without its adapters: no copy
         if self.row is None or not self.row.uses_reference or (given is None and adapted):
             return None
         reference = given if given is not None else copy.deepcopy(self.module)
         return reference.requires_grad_(False).eval()
 
     def _minibatches(self, batch: Batch, epoch: int) -> list[list[int]]:
-        """The first epoch takes groups as they came; later ones shuffle them, by the number of updates alone."""
+        """Indices of the samples of each minibatch. The first epoch takes groups in their order, so that `prepare`
+        knows which come before any update; later ones shuffle them by the number of updates, which a checkpoint holds.
+        """
         order = list(range(len(batch.groups)))
         if epoch:
             random.Random(f"minibatches/{self.updates}").shuffle(order)
         return batch.minibatches(self._method.minibatches, order)
 
-    def _take_up(self, columns: Columns) -> dict[str, Tensor]:
-        """Statistics [N] of the frozen policies, where the row asks, before the first update.
-
-        Tokens of the first minibatch learn prox from the first pass itself (their ratio is 1 exactly), so one update
-        per batch needs no pass for it.
-        """
-        row, samples = self._method, range(len(columns.batch.samples))
-        _, *later = self._minibatches(columns.batch, 0)
-        held: dict[str, Tensor] = {"mu_logp": columns.mu_logp.to(self.device, self._wide)}
-        held["prox_logp"] = torch.full_like(held["mu_logp"], float("nan"))
-        reads = row.advantage.reads - {"ref"}
-        everything = reads or "top" in row.objective.reads or (row.uses_reference and row.prune) or row.kl.in_reward
-        needed = list(samples) if everything else sorted(i for part in later for i in part)
-        if needed:
-            scores = self._score(columns, needed, "theta")
-            held["prox_logp"] = scores["logp"]
-            held |= {name: scores[name] for name in reads - {"ratio", "top"}}
-            if "top_ids" in scores:
-                held |= {f"prox_{name}": scores[name] for name in ("top_ids", "top_logp")}
-                # By id: the sampled token's log-prob comes from another pass, which rounds otherwise.
-                held["prox_top_has"] = (scores["top_ids"] == columns.ids.to(self.device).unsqueeze(1)).any(1)
-            held |= {name: scores[name] for name in ("safe",) if name in scores}
-        if row.uses_reference:
-            held["ref_logp"] = self._score(columns, samples, "ref", held.get("safe"))["logp"]
-        return held
-
-    @property
-    def _wide(self) -> torch.dtype:
-        return torch.float64 if self.forward.head_weight.dtype == torch.float64 else torch.float32
-
-    @torch.no_grad()
-    def _score(
-        self, columns: Columns, indices: Sequence[int], policy: Literal["theta", "ref"], safe: Tensor | None = None
-    ) -> dict[str, Tensor]:
-        """Statistics [N] of the tokens of some samples, NaN at the others."""
-        held: dict[str, Tensor] = {}
-        top = self._top if policy == "theta" else 0
-        with self._as(policy) as forward:
-            for micro in micro_batches(columns, indices, **self._cut):
-                places = micro.places.to(self.device)
-                with self._autocast():
-                    found = forward.statistics(
-                        micro.bundles,
-                        temperature=columns.batch.temperature,
-                        math=self._math,
-                        top=top,
-                        prune=self.row.prune if self.row else 0.0,
-                        safe=None if safe is None else safe[places],
-                    )
-                for name in ("logp", "entropy", "square", "mean_logp", "top_ids", "top_logp", "safe"):
-                    value = getattr(found, name)
-                    if value is None:
-                        continue
-                    if name not in held:
-                        kind = self._wide if value.is_floating_point() else value.dtype
-                        fill = float("nan") if value.is_floating_point() else 0
-                        shape = (columns.starts[-1], *value.shape[1:])
-                        held[name] = torch.full(shape, fill, dtype=kind, device=self.device)
-                    held[name][places] = value.to(held[name].dtype)
-        return held
-
-    @property
-    def _top(self) -> int:
-        """How many of the likeliest tokens the objective compares."""
-        objective = self.row.objective if self.row else None
-        return int(objective.argument("top")) if objective is not None and "top" in objective.reads else 0
-
-    @contextlib.contextmanager
-    def _as(self, policy: Literal["theta", "ref"]) -> Iterator[Forward]:
-        if policy == "theta":
-            yield self.forward
-        elif self._reference is not None:
-            self._reference_forward = self._reference_forward or Forward(self._reference, layout=self.forward.layout)
-            yield self._reference_forward
-        elif hasattr(self.module, "disable_adapter"):
-            with cast(Any, self.module).disable_adapter():
-                yield self.forward
-        else:
-            raise UsageError("no reference model is kept: the row does not use one")
-
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        half = HALF.get(self.precision)
-        return torch.autocast(self.device.type, dtype=half or torch.bfloat16, enabled=half is not None)
-
-    def _assessed(self, step: Step) -> Any:
-        piece = self._method.advantage
-        return piece(step, state=self._piece_state.get("advantage")) if piece.stateful else piece(step)
-
-    def _kept(self, values: Any, told: dict[str, float]) -> Any:
-        """The values, after the state and the metrics that came with them were put away."""
-        if self._method.advantage.stateful:
-            values, self._piece_state["advantage"] = values
-        if isinstance(values, tuple) and len(values) == 2 and isinstance(values[1], Mapping):
-            values, metrics = values
-            told |= {name: float(value) for name, value in metrics.items()}
-        return values
-
-    def _spread(self, columns: Columns, values: Sequence[float] | Tensor) -> Tensor:
-        """Advantages as [N]."""
-        value = torch.as_tensor(values, dtype=self._wide)
-        samples, tokens = len(columns.batch.samples), columns.starts[-1]
-        if value.shape == (samples,) and not (isinstance(values, Tensor) and samples == tokens):
-            value = value.index_select(0, columns.sample)
-        elif value.shape != (tokens,) or not isinstance(values, Tensor):
-            raise UsageError(
-                f"{self._method.advantage!r} gave values of shape {list(value.shape)}; expected one per sample "
-                f"({samples}), or a tensor of one per token that trains ({tokens})"
-            )
-        if not bool(value.isfinite().all()):
-            raise RunError(f"{self._method.advantage!r} gave an advantage that is not finite")
-        return value.to(self.device)
-
-    def _rewards(self, columns: Columns, policies: Mapping[str, Tensor]) -> tuple[tuple[float, ...], Tensor | None]:
-        """Total rewards, less coefficient times the KL estimate summed over the sample's tokens where that is in the
-        reward; and that product per token. Less the punishment of overlong samples, where the row has one.
+    def _rewards(self, columns: Columns, policies: FrozenPolicies) -> tuple[tuple[float, ...], Tensor | None]:
+        """Total reward per sample, punished for length and less the KL penalty where the row has these; and the penalty
+        of each token, [N]: coefficient times estimate.
         """
         share = self._method.overlong
         longest = columns.batch.max_tokens
@@ -425,69 +318,78 @@ class Learner:
         kl = self._method.kl
         if not kl.in_reward:
             return tuple(totals), None
-        value_N = kl_estimate(policies["prox_logp"] - policies["ref_logp"], kl.estimator).double().cpu()
-        penalty_N = kl.coefficient * value_N
+        log_ratio_N = policies.prox_logp - cast(Tensor, policies.ref_logp)
+        penalty_N = kl.coefficient * kl_estimate(log_ratio_N, kl.estimator).double().cpu()
         sums = torch.zeros(len(totals), dtype=torch.float64).index_add(0, columns.sample, penalty_N).tolist()
-        return tuple(total - value for total, value in zip(totals, sums, strict=True)), penalty_N
+        return tuple(total - penalty for total, penalty in zip(totals, sums, strict=True)), penalty_N
 
-    def _learn_from(self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter) -> None:
-        """One optimizer step on some samples. Weights are fixed here, before any micro-batch is formed."""
-        row, columns, policies = self._method, prepared.columns, prepared.policies
+    def _run_advantage(self, step: Step) -> Any:
+        piece = self._method.advantage
+        return piece(step, state=self._piece_state.get("advantage")) if piece.stateful else piece(step)
+
+    def _unpack(self, returned: Any) -> Advantages:
+        """Values and metrics of what an advantage returned; its state is kept for the next batch."""
+        if self._method.advantage.stateful:
+            returned, self._piece_state["advantage"] = returned
+        if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
+            values, metrics = returned
+            return Advantages(values=values, metrics={name: float(value) for name, value in metrics.items()})
+        return Advantages(values=returned)
+
+    def _per_token(self, columns: Columns, values: Sequence[float] | Tensor) -> Tensor:
+        """Advantages as [N]."""
+        advantages = torch.as_tensor(values, dtype=self.scorer.dtype)
+        samples, tokens = len(columns.batch.samples), columns.starts[-1]
+        # As many samples as tokens: a tensor is taken to be per token, a list per sample. The values are the same.
+        if advantages.shape == (samples,) and not (isinstance(values, Tensor) and samples == tokens):
+            advantages = advantages.index_select(0, columns.sample)
+        elif advantages.shape != (tokens,) or not isinstance(values, Tensor):
+            raise UsageError(
+                f"{self._method.advantage!r} gave values of shape {list(advantages.shape)}; expected one per sample "
+                f"({samples}), or a tensor of one per token that trains ({tokens})"
+            )
+        if not bool(advantages.isfinite().all()):
+            raise RunError(f"{self._method.advantage!r} gave an advantage that is not finite")
+        return advantages.to(self.device)
+
+    def _update(self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter) -> None:
+        """One optimizer step on the samples *part*, by the row's own update piece or by AdamW.
+
+        Weights are fixed here, before any micro-batch is formed, so that the loss is the same sum however it is cut.
+        """
+        row, columns = self._method, prepared.columns
         batch = columns.batch
         if row.mask_truncated:
             part = [i for i in part if not batch.samples[i].truncated]
         weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
         if part:
             weight_S[list(part)] = torch.tensor(row.aggregation(batch.only(part)), dtype=torch.float64)
-        weight_N = weight_S.index_select(0, columns.sample).to(self.device, self._wide)
         active = self._active(columns, part, advantage_N)
         if not active:  # nothing to learn: an update would only let momentum carry the weights on
-            for parameter in self.trained:
+            for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
             meter.skip()
             return
-        first = not meter.updates  # theta is prox until the first update
-
-        def evaluate(micro: MicroBatch, observe: bool) -> Tensor:
-            places = micro.places.to(self.device)
-            with self._autocast():
-                found = self._statistics(micro, places, policies, batch.temperature, first and observe)
-            if observe:
-                held = policies["prox_logp"][places]
-                fresh = torch.ones_like(held, dtype=torch.bool) if first else held.isnan()
-                policies["prox_logp"][places] = torch.where(fresh, found.logp.detach(), held)
-            terms = self._terms(micro, found, policies, advantage_N)
-            weighed = weighted_sum(row, terms, weight_N[places])
-            if observe:
-                corrected = row.correction.name != "none"
-                meter.observe(terms, weighed.diagnostics, weighed.correction if corrected else None)
-            return weighed.loss
-
-        problem = Problem(
-            learner=self, batch=batch, parts=micro_batches(columns, active, **self._cut), evaluate=evaluate
+        loss = MinibatchLoss(
+            row=row,
+            scorer=self.scorer,
+            policies=prepared.policies,
+            temperature=batch.temperature,
+            advantage_N=advantage_N,
+            weight_N=weight_S.index_select(0, columns.sample).to(self.device, self.scorer.dtype),
+            meter=meter,
+            first=not meter.updates,
         )
-        self._update(problem, meter)
-
-    def _statistics(
-        self, micro: MicroBatch, places: Tensor, policies: dict[str, Tensor], temperature: float, first: bool
-    ) -> Statistics:
-        """Statistics under theta of a micro-batch; the *first* pass freezes the safe vocabulary."""
-        row = self._method
-        safe = policies.get("safe") if row.prune else None
-        found = self.forward.statistics(
-            micro.bundles,
-            temperature=temperature,
-            math=self._math,
-            asked=policies["prox_top_ids"][places] if "top" in row.objective.reads else None,
-            prune=row.prune,
-            safe=None if safe is None or first else safe[places],
-        )
-        if row.prune and first and found.safe is not None:
-            if safe is None:
-                size = (len(policies["prox_logp"]), found.safe.shape[1])
-                safe = policies["safe"] = torch.zeros(size, dtype=found.safe.dtype, device=self.device)
-            safe[places] = found.safe
-        return found
+        problem = self._problem(columns, active, loss)
+        if row.update is None:
+            self._take_adamw_step(problem, meter)
+            return
+        metrics = dict(row.update(problem) or {})
+        self.updates += 1
+        missing = {"loss", "grad_norm"} - set(metrics)
+        if missing:
+            raise PluginError(f"{row.update!r} must return the metrics loss and grad_norm; it gave {sorted(metrics)}")
+        meter.update(loss=metrics.pop("loss"), grad_norm=metrics.pop("grad_norm"), **metrics)
 
     def _active(self, columns: Columns, part: Sequence[int], advantage_N: Tensor) -> list[int]:
         """Samples whose gradient is not known to be exactly 0. Weights were fixed over all of them."""
@@ -501,82 +403,48 @@ class Learner:
                 moves[list(members)] = moves[list(members)].any()
         return [i for i in part if moves[i]]
 
-    def _terms(
-        self, micro: MicroBatch, found: Statistics, policies: Mapping[str, Tensor], advantage_N: Tensor
-    ) -> Terms:
-        places = micro.places.to(self.device)
-        row = self._method
-        return Terms(
-            logp=found.logp,
-            mu_logp=policies["mu_logp"][places],
-            prox_logp=policies["prox_logp"][places],
-            ref_logp=policies["ref_logp"][places] if "ref_logp" in policies else None,
-            advantage=advantage_N[places],
-            entropy=found.entropy if "entropy" in row.reads else found.entropy.detach(),
-            sample=micro.sample.to(self.device),
-            group=micro.group.to(self.device),
-            anchor=row.anchor,
-            statistics=self._further(found, policies, places),
+    def _problem(
+        self, columns: Columns, samples: Sequence[int], evaluate: Callable[[MicroBatch, bool], Tensor]
+    ) -> Problem:
+        return Problem(
+            module=self.module,
+            parameters=self.parameters,
+            batch=columns.batch,
+            parts=self.scorer.micro_batches(columns, samples),
+            evaluate=evaluate,
+            token_budget=self.token_budget,
         )
 
-    def _further(self, found: Statistics, policies: Mapping[str, Tensor], places: Tensor) -> dict[str, Tensor]:
-        """What the objective and the correction read besides log-probs."""
-        reads = self._method.objective.reads | self._method.correction.reads
-        named = {name: getattr(found, name) for name in reads - POLICIES}
-        if "top" in reads:
-            named |= {"top_logp": cast(Tensor, found.asked_logp)}
-            named |= {name: policies[name][places] for name in ("prox_top_logp", "prox_top_has")}
-        return named
-
-    def _update(self, problem: Problem, meter: Meter) -> None:
-        """Change the parameters once: by the row's own update, else by the optimizer."""
-        if self.row is not None and self.row.update is not None:
-            told = dict(self.row.update(problem) or {})
-            self.updates += 1
-            missing = {"loss", "grad_norm"} - set(told)
-            if missing:
-                raise PluginError(
-                    f"{self.row.update!r} must return the metrics loss and grad_norm; it gave {sorted(told)}"
-                )
-            meter.update(loss=told.pop("loss"), grad_norm=told.pop("grad_norm"), **told)
-        else:
-            self._optimize(problem, meter)
-
-    def _optimize(self, problem: Problem, meter: Meter) -> None:
-        """Accumulate the gradient over micro-batches, clip it, take one step of AdamW."""
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = problem.backward(self._scaler.scale)
-        self._scaler.unscale_(self._optimizer)
-        norm = self._norm()
-        if not norm.isfinite() and self._scaler.is_enabled():  # too large a loss scale: it is halved
-            hopeless = self._scaler.get_scale() <= 1  # then it is not the scale
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-            if not hopeless:
-                meter.skip(loss)
-                return
-        self._clip(norm)
-        self.updates += 1
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-        meter.update(loss=loss, grad_norm=float(norm))
-
-    def _norm(self) -> Tensor:
-        return nn.utils.get_total_norm([cast(Tensor, p.grad) for p in self.trained])
-
-    def _clip(self, norm: Tensor) -> None:
-        """Scale the gradient, of *norm*, down to the largest that is allowed.
+    def _take_adamw_step(self, problem: Problem, meter: Meter) -> None:
+        """Accumulate the gradient over micro-batches, clip it, take one step of AdamW.
 
         Raises:
-            RunError: it is not finite.
+            RunError: the gradient is not finite, and no loss scale is to blame.
         """
-        if not bool(norm.isfinite()):
-            self._optimizer.zero_grad(set_to_none=True)
+        optimizer, scaler = self._optimizer, self._scaler
+        optimizer.zero_grad(set_to_none=True)
+        loss = problem.backward(scaler.scale)
+        scaler.unscale_(optimizer)
+        norm = nn.utils.get_total_norm([cast(Tensor, p.grad) for p in self.parameters])
+        finite = bool(norm.isfinite())
+        if not finite and scaler.is_enabled():  # the scale was too large: the scaler leaves the step out and halves it
+            scale = scaler.get_scale()
+            scaler.step(optimizer)
+            scaler.update()
+            if scale > 1:  # a scale of at most 1 makes nothing overflow
+                meter.skip(loss)
+                return
+        if not finite:
+            optimizer.zero_grad(set_to_none=True)
             raise RunError(
                 f"the gradient of update {self.updates + 1} is not finite; lower the learning rate, or look at the "
                 "rewards and the log-probs of this step"
             )
         if self.max_grad_norm:
-            nn.utils.clip_grads_with_norm_(self.trained, self.max_grad_norm, norm)
+            nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
+        self.updates += 1
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
+        scaler.step(optimizer)
+        scaler.update()
+        meter.update(loss=loss, grad_norm=float(norm))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,37 +15,33 @@ from torch import Tensor, nn
 from .batch import Batch
 from .microbatch import MicroBatch
 
-if TYPE_CHECKING:
-    from .learner import Learner
-
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A minibatch, taken up.
+    """A minibatch and the parameters that learn from it.
 
     Attributes:
-        learner: whose parameters are changed; its module, forward pass and configured sizes are there to use.
+        module: the model.
+        parameters: those of it that train.
         batch: all samples of the step, hence the temperature.
         parts: the minibatch in micro-batches.
         evaluate: part of the loss of one micro-batch, with gradient; metrics are taken down where the second argument
             is true, which must be so exactly once per micro-batch, before the parameters change.
+        token_budget: tokens of a micro-batch.
     """
 
-    learner: Learner
+    module: nn.Module
+    parameters: Sequence[nn.Parameter]
     batch: Batch
     parts: Sequence[MicroBatch]
     evaluate: Callable[[MicroBatch, bool], Tensor]
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Those that train."""
-        return self.learner.trained
+    token_budget: int
 
     def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
         """The loss; leaves its gradient in every parameter's ``grad``, unclipped. Call it once, first."""
         for parameter in self.parameters:
             parameter.grad = None
-        total = torch.zeros((), dtype=torch.float64, device=self.learner.device)
+        total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
         for micro in self.parts:
             part = self.evaluate(micro, True)
             scale(part).backward()
@@ -60,6 +55,3 @@ class Problem:
     def loss(self) -> float:
         """The loss at the parameters as they are now, without metrics: for line searches."""
         return float(sum(self.evaluate(micro, False).double() for micro in self.parts))
-
-
-Update = Callable[..., dict[str, Any]]

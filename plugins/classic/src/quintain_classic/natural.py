@@ -121,8 +121,8 @@ def check(problem: Problem) -> None:
     Raises:
         UsageError: as `natural`.
     """
-    check_size(problem.learner.module)
-    attention = str(getattr(cast(Any, problem.learner.module).config, "_attn_implementation", ""))
+    check_size(problem.module)
+    attention = str(getattr(cast(Any, problem.module).config, "_attn_implementation", ""))
     if "flash" in attention:
         raise UsageError(f"update.natural differentiates twice, which {attention!r} cannot; load the model with sdpa")
 
@@ -184,14 +184,14 @@ class Divergence:
     @classmethod
     def of(cls, problem: Problem) -> Divergence:
         """Around the parameters of *problem* as they are now."""
-        module, copied = problem.learner.module, copy.deepcopy(problem.learner.module)
+        module, copied = problem.module, copy.deepcopy(problem.module)
         rows = rows_of(problem.batch)
         return cls(
             parameters=problem.parameters,
             origin=_flat([p.detach() for p in problem.parameters]),
             now=Forward(module, layout="bucketed"),
             then=Forward(copied, layout="bucketed"),
-            parts=list(_parts(rows, problem.learner.token_budget)),
+            parts=list(_parts(rows, problem.token_budget)),
             tokens=sum(len(row.places) for row in rows),
             temperature=problem.batch.temperature,
         )
