@@ -34,12 +34,11 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "cycles": 1,
     "training_without_registry": 3,
-    "long_files": 3,
+    "long_files": 2,
     "repeated_classes": 5,
     "member_imports": 82,
-    "kernel lines": 4_810,
+    "kernel lines": 4_778,
     "package lines": 20_583,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the

@@ -83,34 +83,24 @@ def signature_of(component: Any) -> Signature:
     """
     if isinstance(component, (Row, *TABLES.values())):
         return _signature_of_settings(component)
-    parameters, hints = _parameters(component)
     # A piece that is configured is another object than the decorated one, which alone has the function's docstring.
     doc = inspect.getdoc(component.function if isinstance(component, Piece) else component) or ""
     if isinstance(component, type) and doc.startswith(f"{component.__name__}("):
         doc = ""  # what a dataclass says of itself where its author says nothing
     docs = parameter_docs(doc)
-    plain = [p for p in parameters if p.kind is not p.VAR_KEYWORD and not p.name.startswith("_")]
     # A piece that is configured already has its own arguments for defaults.
     own = component.args if isinstance(component, Piece) else {}
-    return Signature(
-        fields=tuple(
-            Field(
-                name=p.name,
-                type=hints.get(p.name, p.annotation),
-                default=own.get(p.name, p.default),
-                doc=docs.get(p.name, ""),
-            )
-            for p in plain
-            if not isinstance(p.default, Need)
-        ),
-        needs=tuple(
-            Slot(parameter=p.name, slot=p.default.slot or p.name, type=hints.get(p.name, p.annotation))
-            for p in plain
-            if isinstance(p.default, Need)
-        ),
-        doc=doc,
-        open=any(p.kind is p.VAR_KEYWORD for p in parameters),
-    )
+    fields: list[Field] = []
+    needs: list[Slot] = []
+    parameters = _parameters(component)
+    for p in parameters:
+        if isinstance(p.default, Need):
+            needs.append(Slot(parameter=p.name, slot=p.default.slot or p.name, type=p.annotation))
+        elif p.kind is not p.VAR_KEYWORD:
+            default = own.get(p.name, p.default)
+            fields.append(Field(name=p.name, type=p.annotation, default=default, doc=docs.get(p.name, "")))
+    is_open = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Signature(fields=tuple(fields), needs=tuple(needs), doc=doc, open=is_open)
 
 
 def bind(
@@ -184,29 +174,25 @@ def parameter_docs(doc: str) -> dict[str, str]:
     """What the sections ``Args:`` and ``Attributes:`` of a docstring say of each name; ``a, b: text`` is of both."""
     docs: dict[str, str] = {}
     for section in _SECTION.finditer(inspect.cleandoc(doc)):
-        docs.update(_told_of_each(section[1]))
-    return docs
-
-
-def _told_of_each(section: str) -> dict[str, str]:
-    docs: dict[str, str] = {}
-    for item in re.split(r"\n(?=\S)", inspect.cleandoc(section)):
-        names, colon, text = item.partition(":")
-        if colon:
-            docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
+        for item in re.split(r"\n(?=\S)", inspect.cleandoc(section[1])):
+            names, colon, text = item.partition(":")
+            if colon:
+                docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
     return docs
 
 
 def without_parameters(doc: str, names: Collection[str]) -> str:
     """*doc* without its sections ``Args:`` and ``Attributes:``, where they are of none but *names*."""
-    left = _SECTION.sub(lambda s: "" if _told_of_each(s[1]).keys() <= set(names) else s[0], inspect.cleandoc(doc))
-    return left.strip()
+    shown = set(names)
+    # Behind a first line, whose indentation does not count, a section is as it stands in the docstring.
+    kept = _SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
+    return kept.strip()
 
 
-def _parameters(component: Any) -> tuple[list[inspect.Parameter], dict[str, Any]]:
-    """The configurable parameters, and their annotations as types where they can be resolved."""
+def _parameters(component: Any) -> list[inspect.Parameter]:
+    """The configurable parameters and ``**keywords``; their annotations are types where they can be resolved."""
     if isinstance(component, Reward) and not isinstance(component, RewardFunction):
-        return [], {}  # a combination is configured in its parts
+        return []  # a combination is configured in its parts
     target = component.function if isinstance(component, (RewardFunction, Piece)) else component
     try:
         parameters = list(inspect.signature(target).parameters.values())
@@ -218,7 +204,8 @@ def _parameters(component: Any) -> tuple[list[inspect.Parameter], dict[str, Any]
         parameters = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY)]
     else:
         parameters = [p for p in parameters if p.kind in (p.KEYWORD_ONLY, p.VAR_KEYWORD) and p.name != "state"]
-    return parameters, {p.name: _resolved(p, target) for p in parameters}
+    shown = [p for p in parameters if p.kind is p.VAR_KEYWORD or not p.name.startswith("_")]
+    return [p.replace(annotation=_resolved(p, target)) for p in shown]
 
 
 def _resolved(parameter: inspect.Parameter, owner: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
@@ -27,7 +27,6 @@ class EndingKind(StrEnum):
     REWARD_ERROR = "reward_error"
     INFRASTRUCTURE_ERROR = "infrastructure_error"
     TIMEOUT = "timeout"
-    CANCELLED = "cancelled"
 
 
 POLICY_ENDINGS = frozenset({EndingKind.FINISHED, EndingKind.TRUNCATED, EndingKind.POLICY_FAULT})
@@ -191,10 +190,6 @@ class Group(Generic[T, E]):
     def valid(self) -> tuple[Rollout[T, E], ...]:
         """The members that can be scored and trained on."""
         return tuple(r for r in self.rollouts if r.valid)
-
-    def map(self, change: Callable[[Rollout[T, E]], Rollout[T, E]]) -> Group[T, E]:
-        """A copy with each member changed."""
-        return dataclasses.replace(self, rollouts=tuple(change(r) for r in self.rollouts))
 
 
 AnyRollout = Rollout[Any, Any]

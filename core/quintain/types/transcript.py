@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 Finish = Literal["stop", "length", "cancelled"]
 
@@ -150,35 +150,28 @@ class Recorder:
         self._branches: list[Branch] = []
         self._parent, self._fork = -1, 0
         self._head: list[int] = []
-        self._reset()
-
-    def _reset(self) -> None:
-        self._ids: list[int] = []
-        self._sources: list[int] = []
-        self._logps: list[float] = []
-        self._versions: list[int] = []
+        self._columns: tuple[list[Any], ...] = ([], [], [], [])
+        """Ids, sources, log-probs and versions of the open branch."""
 
     @property
     def ids(self) -> list[int]:
         """The whole current path."""
-        return self._head + self._ids
+        return self._head + self._columns[0]
 
     def add(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Append tokens that were not sampled."""
-        self._ids.extend(ids)
-        self._sources.extend(sources)
-        self._logps.extend([0.0] * len(ids))
-        self._versions.extend([-1] * len(ids))
+        self._extend(ids, sources, [0.0] * len(ids), [-1] * len(ids))
 
     def sampled(self, s: Sampled) -> None:
         """Append what the engine sampled, untouched."""
         start, end = s.forced
-        self._ids.extend(s.ids)
         sources = [int(Source.MODEL)] * len(s.ids)
         sources[start:end] = [int(Source.FORCED)] * (end - start)
-        self._sources.extend(sources)
-        self._logps.extend(s.logps)
-        self._versions.extend(s.versions)
+        self._extend(s.ids, sources, s.logps, s.versions)
+
+    def _extend(self, *columns: Sequence[Any]) -> None:
+        for column, values in zip(self._columns, columns, strict=True):
+            column.extend(values)
 
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Start a branch whose whole path is *ids*; what it shares with the current path is linked, not copied."""
@@ -186,23 +179,16 @@ class Recorder:
         shared = 0
         while shared < min(len(old), len(ids)) and old[shared] == ids[shared]:
             shared += 1
-        self._branches.append(self._branch())
+        self._branches.append(self._open_branch())
         self._parent, self._fork = len(self._branches) - 1, shared
-        self._head = list(ids[:shared])
-        self._reset()
+        self._head, self._columns = list(ids[:shared]), ([], [], [], [])
         self.add(ids[shared:], sources[shared:])
 
-    def _branch(self) -> Branch:
-        return Branch(
-            parent=self._parent,
-            fork=self._fork,
-            ids=tuple(self._ids),
-            sources=tuple(self._sources),
-            logps=tuple(self._logps),
-            versions=tuple(self._versions),
-        )
+    def _open_branch(self) -> Branch:
+        ids, sources, logps, versions = map(tuple, self._columns)
+        return Branch(parent=self._parent, fork=self._fork, ids=ids, sources=sources, logps=logps, versions=versions)
 
     def transcript(self, **about: object) -> Transcript:
         """The record so far; the recorder can go on."""
-        last = (self._branch(),) if self._ids or not self._branches else ()
+        last = (self._open_branch(),) if self._columns[0] or not self._branches else ()
         return Transcript(branches=(*self._branches, *last), **about)  # type: ignore[arg-type]
