@@ -56,7 +56,6 @@ COMPUTED_IMPORTS = {
     f"{PACKAGE}.testing",  # the same, because pytest imports the package at every start
     f"{PACKAGE}.cli",  # the table of commands
     f"{PACKAGE}.registry.lookup",  # modules that a recipe names
-    f"{PACKAGE}.services.worker",  # functions that a caller names for a worker process
 }
 """Modules that may import by a name that is computed, which no reader of the source can follow."""
 

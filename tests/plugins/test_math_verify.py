@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import InfrastructureError, RewardFault
-from quintain.services.workers import WorkerPool
 from quintain.testing import RewardSuite, rollout
 from quintain.types.task import Task
 from quintain_math_verify import math_equal
 from quintain_math_verify.check import equal
+from quintain_workers import WorkerPool
 
 HANGS = "\\boxed{10000000!!}"
 

@@ -18,13 +18,12 @@ from ..evaluation.controls import ControlEngine
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Demonstration, Environment
 from ..interfaces.reward import Context, Reward, RewardFunction
-from ..interfaces.service import Service
+from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
-from ..registry.lookup import load
+from ..registry.lookup import current, load
 from ..rollouts.chat.tool_calls import render_calls
 from ..rollouts.runner import Job, Setting, run_groups
 from ..rollouts.scoring import rescore
-from ..services.workers import WorkerPool
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall, content_hash
@@ -59,7 +58,8 @@ class _Suite:
     @classmethod
     def services(cls) -> Mapping[str, Service]:
         """Services by slot, for the environment's fields and its rewards; started once per class."""
-        return {"workers": WorkerPool()}
+        installed = current().matching("workers", "service")
+        return {"workers": load("service", "workers")()} if installed else {}
 
     @classmethod
     def setup_class(cls) -> None:
@@ -143,13 +143,13 @@ class EnvironmentSuite(_Suite):
 
     def test_tasks_are_the_same_in_another_process(self) -> None:
         """A set's order and ``hash()`` of text change with the process; so would the tasks made with them."""
-        pool = self._started.get("workers") or WorkerPool(size=1)
-        if not isinstance(pool, WorkerPool):
-            pytest.skip("the workers service is not a WorkerPool")
+        workers = self._started.get("workers")
+        if not isinstance(workers, Workers):
+            pytest.skip("no service `workers` is installed: pip install quintain-workers")
         for split in self.splits:
             try:
                 packed = pickle.dumps(self.build())
-                elsewhere = self.run(pool.call(_task_ids, packed, split, self.sample, timeout=120))
+                elsewhere = self.run(workers.call(_task_ids, packed, split, self.sample, timeout=120))
             except (ImportError, AttributeError, UsageError, pickle.PicklingError, TypeError) as e:
                 pytest.skip(f"a fresh interpreter cannot load the environment ({e})")
             here = [t.id for t in self.tasks(split)]

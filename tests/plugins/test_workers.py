@@ -16,7 +16,7 @@ import pytest
 
 from quintain.errors import InfrastructureError, UsageError
 from quintain.interfaces.service import Workers
-from quintain.services.workers import WorkerPool
+from quintain_workers import WorkerPool
 
 MODULE = """
 import os, subprocess, sys, time
@@ -313,7 +313,7 @@ def test_workers_die_with_their_parent(module: str, tmp_path: Path) -> None:
     script = textwrap.dedent(f"""
         import asyncio, sys
         sys.path.insert(0, {str(tmp_path)!r})
-        from quintain.services.workers import WorkerPool
+        from quintain_workers import WorkerPool
         async def main():
             pool = WorkerPool(size=2)
             _, pid = await pool.call("{module}:count")

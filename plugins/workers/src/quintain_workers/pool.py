@@ -20,8 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from ..errors import InfrastructureError, UsageError
-from ..interfaces.service import Service
+from quintain import InfrastructureError, Service
+from quintain.errors import UsageError
+
 from .worker import LENGTH
 
 LARGEST = 1 << 30
@@ -343,7 +344,7 @@ def _program(channel: int, memory: int | None) -> str:
     """What the fresh interpreter runs; it finds modules where this one does."""
     size = None if memory is None else memory << 20
     return (
-        f"import sys; sys.path[:] = {sys.path!r}; from quintain.services.worker import serve; serve({channel}, {size})"
+        f"import sys; sys.path[:] = {sys.path!r}; from quintain_workers.worker import serve; serve({channel}, {size})"
     )
 
 

@@ -1,4 +1,4 @@
-"""The inside of a worker process of `quintain.services.workers`: a loop that reads calls and answers them.
+"""The inside of a worker process of `quintain_workers.pool`: a loop that reads calls and answers them.
 
 Kept apart from the pool so that a fresh interpreter imports almost nothing before its first call.
 
