@@ -25,8 +25,8 @@ from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.training.seedling import build_model, build_tokenizer
-from quintain_compare.comparison import compared, run
-from quintain_compare.results import Standing, standings
+from quintain_compare.comparison import build_comparison, run_comparison
+from quintain_compare.results import RecipeResult, recipe_results
 
 from .common import Line, Panel, Report, generator, main
 
@@ -87,7 +87,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     )
     with tempfile.TemporaryDirectory(prefix="quintain-mismatch-") as place:
         found = _runs(Path(place), list(seeds)[:RUNS], quick)
-        curves = [_curve(standing) for standing in found]
+        curves = [_curve(recipe_result) for recipe_result in found]
         names = [s.name for s in found]
         mismatch = [[_mismatch(r.folder) for r in s.runs] for s in found]
     learning = Panel(title="mean reward of training samples, by tenth of the run", xlabel="tenth", lines=curves)
@@ -153,8 +153,8 @@ def _bias(row: Row, seed: int, offset: float) -> float:
     return float((update - truth).norm() / truth.norm())
 
 
-def _runs(place: Path, seeds: Sequence[int], quick: bool) -> list[Standing]:
-    """Whole runs by `quintain.compare`: a float32 sampler, then a bfloat16 one with each correction."""
+def _runs(place: Path, seeds: Sequence[int], quick: bool) -> list[RecipeResult]:
+    """Whole runs by `quintain compare`: a float32 sampler, then a bfloat16 one with each correction."""
     logging.getLogger("quintain").setLevel(logging.ERROR)
     model = place / "model"
     build_model(0, **SIZES).save_pretrained(model)
@@ -176,19 +176,19 @@ def _runs(place: Path, seeds: Sequence[int], quick: bool) -> list[Standing]:
     chosen = list(CORRECTIONS.items())[: 1 if quick else None]
     named = [("float32 sampler", recipe.but({"model.dtype": "float32"}))]
     named += [(n, recipe.but({"algorithm.args": {**PLAIN, **changes}})) for n, changes in chosen]
-    comparison = compared([(n.replace("/", " "), r) for n, r in named], seeds=seeds, folder=place / "runs")
-    run(comparison, lambda: Screen(io.StringIO(), quiet=True))
-    return standings(comparison)
+    comparison = build_comparison([(n.replace("/", " "), r) for n, r in named], seeds=seeds, folder=place / "runs")
+    run_comparison(comparison, lambda: Screen(io.StringIO(), quiet=True))
+    return recipe_results(comparison)
 
 
-def _curve(standing: Standing) -> Line:
+def _curve(recipe_result: RecipeResult) -> Line:
     """Mean reward in each tenth of the run."""
     rows = []
-    for result in standing.runs:
-        rewards = [p["reward"] for p in result.points]
+    for result in recipe_result.runs:
+        rewards = [p["reward"] for p in result.rewards]
         tenth = max(1, len(rewards) // 10)
         rows.append([sum(part) / len(part) for i in range(0, len(rewards), tenth) if (part := rewards[i : i + tenth])])
-    return Line(label=standing.name, x=list(range(1, len(rows[0]) + 1)), values=rows)
+    return Line(label=recipe_result.name, x=list(range(1, len(rows[0]) + 1)), values=rows)
 
 
 def _over(one: Line, other: Line) -> list[float]:

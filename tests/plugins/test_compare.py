@@ -26,11 +26,11 @@ from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
-from quintain_compare.command import repeated
-from quintain_compare.comparison import Budget, compared
+from quintain_compare.command import repeat_options
+from quintain_compare.comparison import Budget, build_comparison
 from quintain_compare.fits import NoFit, RepeatedSampling, Sigmoid
 from quintain_compare.report import notes, picture, row
-from quintain_compare.results import Standing, standings
+from quintain_compare.results import RecipeResult, recipe_results
 
 from ..core.models import save_tiny
 
@@ -115,7 +115,7 @@ def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, st
 def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> None:
     """Runs come seed by seed; each has the recipe, its seed and its own folder."""
     both = [("a", recipe()), ("a", recipe(algorithm__use="rloo", learner__lr=1e-3))]
-    found = compared(both, seeds=[3, 5], folder=tmp_path, steps=2)
+    found = build_comparison(both, seeds=[3, 5], folder=tmp_path, steps=2)
 
     assert [("a", 3), ("a.2", 3), ("a", 5), ("a.2", 5)] == found.runs()
     one = found.recipe("a.2", 5)
@@ -139,14 +139,14 @@ def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> Non
 )
 def test_unequal_terms_are_refused(change: Mapping[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        compared([("a", recipe()), ("b", recipe().but(change))], seeds=[0], folder="compare/x")
+        build_comparison([("a", recipe()), ("b", recipe().but(change))], seeds=[0], folder="compare/x")
 
 
 def test_sampling_may_differ_where_measuring_does_not() -> None:
     """Training with other lengths is a choice of method; what is measured is said apart."""
     own = {"sampling.max_tokens": 9, "sampling.temperature": 0.7, "evaluation.max_tokens": 6}
 
-    assert compared([("a", recipe()), ("b", recipe().but(own))], seeds=[0], folder="x").runs()
+    assert build_comparison([("a", recipe()), ("b", recipe().but(own))], seeds=[0], folder="x").runs()
 
 
 @pytest.mark.parametrize("plan, key", [({"order": "level"}, 'plan.order = "level"'), ({"probe": 2}, "plan.probe = 2")])
@@ -156,16 +156,16 @@ def test_a_plan_that_depends_on_the_end_needs_one(plan: Mapping[str, Any], key: 
     both = [("a", recipe()), ("b", recipe(algorithm__args__plan=dict(plan)))]
     budget = Budget.parse(f"{kind}=500")
     with pytest.raises(UsageError, match=f"^b: {key} .* {kind} .* --steps"):
-        compared(both, seeds=[0], folder="x", budget=budget)
+        build_comparison(both, seeds=[0], folder="x", budget=budget)
 
-    ended = compared(both, seeds=[0], folder="x", budget=budget, steps=3)
+    ended = build_comparison(both, seeds=[0], folder="x", budget=budget, steps=3)
     assert {3} == {r.run.steps for r in ended.recipes.values()}
-    assert compared(both, seeds=[0], folder="x", budget=Budget.parse("steps=3")).runs()
+    assert build_comparison(both, seeds=[0], folder="x", budget=Budget.parse("steps=3")).runs()
 
 
 def test_a_budget_makes_unequal_batches_equal() -> None:
     both = [("a", recipe()), ("b", recipe(batch__groups=4))]
-    found = compared(both, seeds=[0], folder="x", budget=Budget.parse("samples=64"))
+    found = build_comparison(both, seeds=[0], folder="x", budget=Budget.parse("samples=64"))
 
     assert [8, 4] == [r.run.steps for r in found.recipes.values()]
     assert {64} == {r.stop.samples for r in found.recipes.values()}
@@ -176,10 +176,10 @@ def test_a_budget_does_not_hide_another_end(budget: str) -> None:
     """One that would stop at an accuracy is not on equal terms with one that would not."""
     both = [("a", recipe()), ("b", recipe(stop__accuracy=0.9))]
     with pytest.raises(UsageError, match="ends .*'accuracy': None.*'accuracy': 0.9"):
-        compared(both, seeds=[0], folder="x", budget=Budget.parse(budget))
+        build_comparison(both, seeds=[0], folder="x", budget=Budget.parse(budget))
     own = [("a", recipe(stop__samples=10)), ("b", recipe(stop__samples=20))]
 
-    assert compared(own, seeds=[0], folder="x", budget=Budget.parse("samples=64")).runs()
+    assert build_comparison(own, seeds=[0], folder="x", budget=Budget.parse("samples=64")).runs()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_budget_does_not_hide_another_end(budget: str) -> None:
 )
 def test_budgets_are_read(text: str, kind: str, amount: float) -> None:
     budget = Budget.parse(text)
-    ended = budget.of(recipe(), None)
+    ended = budget.limit(recipe(), None)
 
     assert (kind, amount) == (budget.kind, budget.amount)
     assert amount == (ended.run.steps if kind == "steps" else getattr(ended.stop, kind))
@@ -202,7 +202,7 @@ def test_a_budget_that_is_none_is_refused(text: str) -> None:
 @pytest.mark.parametrize("seeds", [[], [1, 1], [-1]])
 def test_seeds_must_be_some_and_different(seeds: list[int]) -> None:
     with pytest.raises(UsageError, match="seed"):
-        compared([("a", recipe())], seeds=seeds, folder="x")
+        build_comparison([("a", recipe())], seeds=seeds, folder="x")
 
 
 def test_lists_of_words_are_read() -> None:
@@ -210,7 +210,7 @@ def test_lists_of_words_are_read() -> None:
     line = "--algorithms grpo rloo --seeds 0 1,2 ours.toml --steps 3 --set a.b=c -q --seeds=4"
     want = "--algorithms grpo --algorithms rloo --seeds 0 --seeds 1 --seeds 2 ours.toml --steps 3 --set a.b=c -q"
 
-    assert [*want.split(), "--seeds", "4"] == repeated(line.split())
+    assert [*want.split(), "--seeds", "4"] == repeat_options(line.split())
 
 
 @pytest.mark.parametrize(
@@ -311,7 +311,7 @@ def test_an_interrupted_comparison_goes_on(
 
     monkeypatch.setattr(conducting, "conduct", stops_once)
     status, _, err = called(capsys, *small, "--quiet")
-    assert 130 == status and "the same command goes on in c" in err
+    assert 130 == status and "the same command resumes in c" in err
     held = json.loads((place / "c" / "compare.json").read_text())
     assert not held["finished"] and 1 == sum(r["finished"] for s in held["recipes"].values() for r in s["runs"])
 
@@ -412,7 +412,7 @@ def test_sigterm_before_a_run_listens_is_heard(
     finally:
         signal.signal(signal.SIGTERM, before)
 
-    assert 130 == status and "the same command goes on in c" in err
+    assert 130 == status and "the same command resumes in c" in err
     assert (place / "c" / "dr_grpo-seed0" / "summary.json").exists()
 
 
@@ -452,16 +452,18 @@ def rise(top: float, wobble: float = 0.0, steps: int = 30) -> list[float]:
 
 
 @pytest.fixture
-def made_up(tmp_path: Path) -> list[Standing]:
-    comparison = compared([("a", recipe()), ("b", recipe(algorithm__use="rloo"))], seeds=[0, 1, 2], folder=tmp_path)
+def made_up(tmp_path: Path) -> list[RecipeResult]:
+    comparison = build_comparison(
+        [("a", recipe()), ("b", recipe(algorithm__use="rloo"))], seeds=[0, 1, 2], folder=tmp_path
+    )
     for seed, wobble in enumerate((0.01, -0.01, 0.0)):
         write(comparison.path("a", seed), rise(0.6, wobble))
         rates = rise(0.8 + 0.05 * seed, wobble)
         write(comparison.path("b", seed), rates, {k: math.exp(math.log(rates[-1]) * k**-0.5) for k in (2, 4, 8)})
-    return standings(comparison)
+    return recipe_results(comparison)
 
 
-def test_means_differences_and_what_was_used(made_up: list[Standing]) -> None:
+def test_means_differences_and_what_was_used(made_up: list[RecipeResult]) -> None:
     """Differences are taken seed by seed, so what the seeds share drops out; evaluation costs nothing."""
     a, b = made_up
     end = [rise(0.8 + 0.05 * i)[-1] - rise(0.6)[-1] for i in range(3)]
@@ -473,68 +475,68 @@ def test_means_differences_and_what_was_used(made_up: list[Standing]) -> None:
     assert "3/3" == row(a)[1] and row(b)[5].startswith("+")
 
 
-def test_bands_cover_what_all_seeds_have_seen(made_up: list[Standing]) -> None:
-    band = made_up[0].band("tokens")
-    assert band is not None and band.low is not None and band.high is not None
+def test_curves_cover_what_all_seeds_have_seen(made_up: list[RecipeResult]) -> None:
+    curve = made_up[0].curve("tokens")
+    assert curve is not None and curve.low is not None and curve.high is not None
 
-    assert (100, 3000) == (band.x[0], band.x[-1])
-    assert band.mean[-1] == pytest.approx(rise(0.6)[-1])
-    assert all(low <= m <= high for low, m, high in zip(band.low, band.mean, band.high, strict=True))
-    held = made_up[0].band("samples", "accuracy")
+    assert (100, 3000) == (curve.x[0], curve.x[-1])
+    assert curve.mean[-1] == pytest.approx(rise(0.6)[-1])
+    assert all(low <= m <= high for low, m, high in zip(curve.low, curve.mean, curve.high, strict=True))
+    held = made_up[0].curve("samples", "accuracy")
     assert held is not None and (0, 300) == (held.x[0], held.x[-1])
 
 
-def test_fits_where_there_is_data(made_up: list[Standing]) -> None:
+def test_fits_where_there_is_data(made_up: list[RecipeResult]) -> None:
     a, b = made_up
 
-    assert isinstance(a.compute, Sigmoid) and a.compute.identified
-    assert 0.6 == pytest.approx(a.compute.ceiling.value, abs=0.02)
-    assert 800 == pytest.approx(a.compute.midpoint.value, rel=0.1)
-    assert isinstance(a.attempts, NoFit) and "evaluation.samples" in a.attempts.reason
-    assert isinstance(b.attempts, RepeatedSampling) and b.after is not None
-    assert -0.5 == pytest.approx(b.attempts.b.value, abs=0.01)
-    assert b.after.value == pytest.approx(b.attempts(1), abs=0.01)  # pass@1 is the accuracy
+    assert isinstance(a.compute_fit, Sigmoid) and a.compute_fit.identified
+    assert 0.6 == pytest.approx(a.compute_fit.ceiling.value, abs=0.02)
+    assert 800 == pytest.approx(a.compute_fit.midpoint.value, rel=0.1)
+    assert isinstance(a.attempts_fit, NoFit) and "evaluation.samples" in a.attempts_fit.reason
+    assert isinstance(b.attempts_fit, RepeatedSampling) and b.after is not None
+    assert -0.5 == pytest.approx(b.attempts_fit.b.value, abs=0.01)
+    assert b.after.value == pytest.approx(b.attempts_fit(1), abs=0.01)  # pass@1 is the accuracy
     assert any("ceiling 60" in line or "ceiling 59" in line for line in notes(made_up))
     assert picture(made_up).startswith(b"\x89PNG")
 
 
 def test_one_seed_is_told_to_be_one(tmp_path: Path) -> None:
-    comparison = compared([("a", recipe())], seeds=[0], folder=tmp_path)
+    comparison = build_comparison([("a", recipe())], seeds=[0], folder=tmp_path)
     write(comparison.path("a", 0), rise(0.6))
-    found = standings(comparison)
+    found = recipe_results(comparison)
 
     assert found[0].after is not None and found[0].after.low is None
     assert any("one seed" in line for line in notes(found))
-    assert (band := found[0].band("seconds")) is not None and band.low is None
+    assert (curve := found[0].curve("seconds")) is not None and curve.low is None
 
 
 def test_a_seed_that_has_not_finished_cuts_nothing(tmp_path: Path) -> None:
     """Curves, fits and what was used are of the finished runs; of the others only while there is none."""
-    comparison = compared([("a", recipe())], seeds=[0, 1, 2], folder=tmp_path)
+    comparison = build_comparison([("a", recipe())], seeds=[0, 1, 2], folder=tmp_path)
     write(comparison.path("a", 2), rise(0.6, steps=3))
     (comparison.path("a", 2) / "summary.json").unlink()
-    (begun,) = standings(comparison)
-    assert (band := begun.band("tokens")) is not None and 300 == band.x[-1] == begun.used["tokens"]
+    (begun,) = recipe_results(comparison)
+    assert (curve := begun.curve("tokens")) is not None and 300 == curve.x[-1] == begun.used["tokens"]
     assert begun.after is None
 
     for seed in (0, 1):
         write(comparison.path("a", seed), rise(0.6))
-    (found,) = standings(comparison)
-    assert (band := found.band("tokens")) is not None and 3000 == band.x[-1] == found.used["tokens"]
-    assert isinstance(found.compute, Sigmoid) and 2 * 30 == found.compute.points
+    (found,) = recipe_results(comparison)
+    assert (curve := found.curve("tokens")) is not None and 3000 == curve.x[-1] == found.used["tokens"]
+    assert isinstance(found.compute_fit, Sigmoid) and 2 * 30 == found.compute_fit.points
     assert "2/3" == row(found)[1]
 
 
 def test_probing_is_paid_for(tmp_path: Path) -> None:
     """What stands in the record of step 0 comes before all else."""
-    comparison = compared([("a", recipe())], seeds=[0], folder=tmp_path)
+    comparison = build_comparison([("a", recipe())], seeds=[0], folder=tmp_path)
     path = comparison.path("a", 0)
     write(path, rise(0.6, steps=2))
     first, *rest = (path / "metrics.jsonl").read_text().splitlines()
     probed = {**json.loads(first), "samples": 5, "tokens": 50, "seconds.probe": 3.0, "seconds.model": 99.0}
     (path / "metrics.jsonl").write_text("\n".join([json.dumps(probed), *rest]) + "\n")
-    (found,) = standings(comparison)
+    (found,) = recipe_results(comparison)
 
     assert {"steps": 2, "samples": 25, "tokens": 250, "seconds": 7} == pytest.approx(dict(found.used))
-    assert (band := found.band("tokens")) is not None and (150, 250) == (band.x[0], band.x[-1])
-    assert (held := found.band("tokens", "accuracy")) is not None and 50 == held.x[0]
+    assert (curve := found.curve("tokens")) is not None and (150, 250) == (curve.x[0], curve.x[-1])
+    assert (held := found.curve("tokens", "accuracy")) is not None and 50 == held.x[0]

@@ -24,56 +24,51 @@ Examples:
   quintain compare ours.toml theirs.toml --seeds 0 1 2 --budget tokens=500000
 """
 
-_TABLE = "a comparison gives its runs names, seeds and folders itself; say --seeds and --folder"
-PLACED = {
-    ("run",): _TABLE,
+RESERVED = {
+    ("run",): "a comparison gives its runs names, seeds and folders itself; say --seeds and --folder",
     ("run", "seed"): "a comparison has several seeds; say --seeds 0 1 2",
     ("run", "folder"): "the runs of a comparison are in its own folder; say --folder",
     ("run", "name"): "the runs of a comparison are named by recipe and seed; name the recipe's file otherwise",
 }
-"""Keys that the command sets, and what to say in their place."""
+"""Keys that the command sets, and what to use in their place."""
+LISTS = ("--seeds", "--algorithms")
+"""Options that take several words."""
 
 
-class Lists(click.Command):
-    """A command whose options may take several words: ``--seeds 0 1 2``. Click reads them as the option repeated."""
+class ListsCommand(click.Command):
+    """A command with options that take several words, ``--seeds 0 1 2``; click reads them as the option repeated."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, repeated(args))
+        return super().parse_args(ctx, repeat_options(args))
 
 
-def repeated(args: Sequence[str]) -> list[str]:
-    """``--seeds 0 1,2`` becomes ``--seeds 0 --seeds 1 --seeds 2``. A list ends at an option, or at a recipe."""
-    out: list[str] = []
+def repeat_options(args: Sequence[str]) -> list[str]:
+    """Turn ``--seeds 0 1,2`` into ``--seeds 0 --seeds 1 --seeds 2``. A list ends at an option or a recipe."""
+    words: list[str] = []
     option = ""
     for word in args:
-        if word.startswith("-"):
-            name, equals, value = word.partition("=")
-            option = name if name in ("--seeds", "--algorithms") else ""
-            if not option:
-                out.append(word)
-                continue
-            word = value
+        name, equals, value = word.partition("=")
+        if name in LISTS:
+            option = name
             if not equals:
                 continue
-        if option and not word.endswith(".toml"):
-            for part in filter(None, word.split(",")):
-                out += [option, part]
-        else:
+            word = value
+        elif word.startswith("-") or word.endswith(".toml"):
             option = ""
-            out.append(word)
-    return out
+        words += [out for part in word.split(",") if part for out in (option, part)] if option else [word]
+    return words
 
 
-@click.command(cls=Lists, epilog=EPILOG)
+@click.command(cls=ListsCommand, epilog=EPILOG)
 @click.argument("recipes", nargs=-1, type=click.Path(dir_okay=False))
-@click.option("--algorithms", multiple=True, metavar="NAME...", help="Compare these rows, all else as in one RECIPE.")
-@click.option("--seeds", multiple=True, type=Count(0), metavar="N...", help="Of the runs.  [default: 0 1 2]")
-@click.option("--steps", type=Count(1), help="Optimizer steps of each run at most.")
-@click.option("--budget", metavar="KIND=N", help="End each run after so many tokens, samples, seconds or steps.")
+@click.option("--algorithms", multiple=True, metavar="NAME...", help="Algorithms to compare, in one RECIPE.")
+@click.option("--seeds", multiple=True, type=Count(0), metavar="N...", help="Seeds of the runs.  [default: 0 1 2]")
+@click.option("--steps", type=Count(1), help="Maximum number of optimizer steps of each run.")
+@click.option("--budget", metavar="KIND=N", help="End each run after N tokens, samples, seconds or steps.")
 @click.option(
     "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of every recipe (repeatable)."
 )
-@click.option("--folder", help="Where the runs and the result go.  [default: compare/ENVIRONMENT]")
+@click.option("--folder", help="Folder of the runs and the result.  [default: compare/ENVIRONMENT]")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
 def compare(
@@ -89,57 +84,60 @@ def compare(
 ) -> int | None:
     """Compare RECIPES on equal tasks, seeds and budgets; without one, the quickstart with several --algorithms.
 
-    Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command goes on.
+    Runs with the same seed start from the same model and see the same tasks. Ctrl-C saves; the same command resumes.
     """
     from quintain.training import for_terminal
 
-    from .comparison import Budget, check, compared, run
+    from .comparison import Budget, build_comparison, check_comparison, run_comparison
     from .report import draw, show
-    from .results import failed, save, standings
+    from .results import earlier_failures, recipe_results, save
 
-    found = _recipes(recipes, algorithms, overrides)
-    comparison = compared(
-        found,
+    named = _recipes(recipes, algorithms, overrides)
+    environment = named[0][1].environments[0].use.rpartition(":")[2]
+    comparison = build_comparison(
+        named,
         seeds=seeds or (0, 1, 2),
-        folder=folder or Path("compare") / Path(found[0][1].environments[0].use.rpartition(":")[2]).stem.lower(),
+        folder=folder or Path("compare") / Path(environment).stem.lower(),
         steps=steps,
         budget=Budget.parse(budget) if budget else None,
     )
-    check(comparison)
+    check_comparison(comparison)
 
     @contextmanager
     def screen() -> Iterator[Screen]:
-        # Each time anew: a run that has listened itself leaves SIGTERM as the system has it.
+        # For each run anew: a run that has handled signals itself leaves SIGTERM as the system has it.
         with sigterm_as_ctrl_c(), for_terminal(quiet=quiet or as_json) as shown:
             yield shown
 
     def record(failures: Mapping[str, str]) -> None:
-        save(comparison, standings(comparison, failures))
+        save(comparison, recipe_results(comparison, failures))
 
     try:
         with sigterm_as_ctrl_c():
-            failures = run(comparison, screen, record, failed=failed(comparison))
+            failures = run_comparison(comparison, screen, record, failed=earlier_failures(comparison))
     except (Interrupted, KeyboardInterrupt) as e:
-        message = f"{str(e) or 'stopped'}; the same command goes on in {comparison.folder}"
+        message = f"{str(e) or 'stopped'}; the same command resumes in {comparison.folder}"
         click.echo(message, err=True)
         raise click.Abort(message) from e
-    result = standings(comparison, failures)
-    told = save(comparison, result)
-    plot = draw(comparison.folder, result)
+    results = recipe_results(comparison, failures)
+    content = save(comparison, results)
+    plot = draw(comparison.folder, results)
     if as_json:
-        click.echo(json.dumps({**told, "plot": str(plot)}))
+        click.echo(json.dumps({**content, "plot": str(plot)}))
     elif not quiet:
-        show(result, comparison.folder, plot)
+        show(results, comparison.folder, plot)
     return 1 if failures else None
 
 
 def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, Recipe]]:
-    """Names and recipes: the files, or one file (the quickstart by default) with each of *algorithms*.
+    """Names and recipes: those of the files, or one file (the quickstart by default) with each of *algorithms*.
 
     Raises:
         UsageError: nothing to compare, several recipes with --algorithms, or a key that the command sets itself.
     """
-    _check_overrides(overrides)
+    for pair in overrides:
+        if fix := RESERVED.get(override(pair)[0]):
+            raise UsageError(f"--set {pair!r}: {fix}")
     if not algorithms:
         if not paths:
             raise UsageError("nothing to compare: give recipes, or --algorithms such as dr_grpo rloo")
@@ -157,12 +155,6 @@ def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequenc
         (name.rpartition("/")[2], _recipe(path, [f"algorithm.use={json.dumps(name)}", *overrides]))
         for name in algorithms
     ]
-
-
-def _check_overrides(overrides: Sequence[str]) -> None:
-    for pair in overrides:
-        if fix := PLACED.get(override(pair)[0]):
-            raise UsageError(f"--set {pair!r}: {fix}")
 
 
 def _recipe(path: str | None, overrides: Sequence[str]) -> Recipe:

@@ -1,8 +1,8 @@
-"""Several recipes on equal tasks, seeds and budgets: which runs there are, and how they are done.
+"""Several recipes on equal tasks, seeds and budgets: which runs there are, the checks for equal terms, running them.
 
-Each recipe and seed is an ordinary run in a folder of its own, so what is finished is kept and what was interrupted
-goes on. Runs with the same seed start from the same model, see the same tasks in the same order and are measured on
-the same held-out tasks: differences are taken seed by seed, see `quintain_compare.results`.
+Each recipe and seed is an ordinary run in its own folder, so finished runs are kept and interrupted ones resume. Runs
+with the same seed start from the same model, see the same tasks in the same order and are evaluated on the same
+held-out tasks: `quintain_compare.results` pairs them by seed.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ from quintain.training import Recipe, RunFolder, Screen, distinct
 if TYPE_CHECKING:
     from quintain import Row
 
-Kind = Literal["steps", "samples", "tokens", "seconds"]
+BudgetKind = Literal["steps", "samples", "tokens", "seconds"]
 ENDLESS = 1_000_000
-MEASURED = (
-    "set the key for all with --set (where sampling.max_tokens is to differ, evaluation.max_tokens; "
-    "algorithm.args.plan.interrupt=none takes an interruption away)"
-)
+"""Steps of a run that ends after a number of seconds."""
+SET = "set the key for all with --set"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """How long each run goes on: *amount* steps, or the first step after which so much was used."""
+    """How long each run trains: *amount* steps, or until the first step after which that much was used."""
 
-    kind: Kind
+    kind: BudgetKind
     amount: float
 
     @classmethod
@@ -48,12 +46,12 @@ class Budget:
             amount = float(number.replace("_", ""))
         except ValueError:
             amount = math.nan
-        if kind not in get_args(Kind) or not 0 < amount < math.inf:
+        if kind not in get_args(BudgetKind) or not 0 < amount < math.inf:
             raise UsageError(f"budget {text!r}; expected tokens=N, samples=N, seconds=N or steps=N, N above 0")
-        return cls(kind=cast(Kind, kind), amount=amount if kind == "seconds" else math.ceil(amount))
+        return cls(kind=cast(BudgetKind, kind), amount=amount if kind == "seconds" else math.ceil(amount))
 
-    def of(self, recipe: Recipe, steps: int | None) -> Recipe:
-        """*recipe* that ends with this budget, or after *steps* if that comes first."""
+    def limit(self, recipe: Recipe, steps: int | None) -> Recipe:
+        """Return *recipe* with this budget as its end, or *steps* if these come first."""
         if self.kind == "steps":
             return recipe.but({"run.steps": min(int(self.amount), steps or int(self.amount))})
         samples = recipe.batch.groups * recipe.batch.members
@@ -71,20 +69,20 @@ class Comparison:
     seeds: tuple[int, ...]
 
     def runs(self) -> list[tuple[str, int]]:
-        """Seed by seed, so that what is done is always comparable."""
+        """Name and seed of each run; seed by seed, so that what has finished is always comparable."""
         return [(name, seed) for seed in self.seeds for name in self.recipes]
 
     def recipe(self, name: str, seed: int) -> Recipe:
-        """Of one run."""
+        """Return the recipe of one run."""
         place = {"run.name": f"{name}-seed{seed}", "run.folder": str(self.folder), "run.seed": seed}
         return self.recipes[name].but(place)
 
     def path(self, name: str, seed: int) -> Path:
-        """The folder of one run."""
+        """Return the folder of one run."""
         return self.folder / f"{name}-seed{seed}"
 
 
-def compared(
+def build_comparison(
     recipes: Sequence[tuple[str, Recipe]],
     *,
     seeds: Sequence[int],
@@ -92,49 +90,53 @@ def compared(
     steps: int | None = None,
     budget: Budget | None = None,
 ) -> Comparison:
-    """Check that *recipes* can be compared, and give all the same budget.
+    """Check that *recipes* are comparable, and give all the same budget.
 
     Args:
-        recipes: names and recipes; equal names are told apart by a number.
-        steps: optimizer steps of each run at most; by default what the recipes say.
+        recipes: names and recipes; equal names are numbered.
+        steps: optimizer steps of each run at most; by default those of the recipes.
 
     Raises:
-        UsageError: fewer than one recipe or seed, a seed twice, recipes whose tasks, starting models, measurements or
-            budgets differ, or a plan that has to know the number of steps where the budget is in something else.
+        UsageError: no recipe or seed, a seed twice, recipes whose tasks, starting models, measurements or budgets
+            differ, or a sampling plan that depends on the number of steps where the budget leaves that open.
     """
+    from quintain.training import algorithm
+
     if not recipes or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UsageError(f"compare: {len(recipes)} recipes, seeds {list(seeds)}; expected some of each, no seed twice")
     named = dict(zip(distinct((name for name, _ in recipes), "."), (recipe for _, recipe in recipes), strict=True))
-    _check_equal(named, _tasks, "tasks")
-    _check_equal(named, lambda r: r.model.model_dump(include={"name", "start"}), "starting models ([model])")
-    rows = {name: _row(name, recipe) for name, recipe in named.items()}
-    measured = {name: _measured(recipe, rows[name]) for name, recipe in named.items()}
-    _check_same(measured, "measurements ([evaluation], with what [sampling] and the plan do to it)", MEASURED)
-    if budget is not None and budget.kind != "steps" and steps is None:
-        for name, row in rows.items():
-            _refuse_unknown_end(name, row, budget)
+    # What decides the tasks and the right answers; `shaping` may differ, and `check_comparison` checks limits.
+    tasks = {"use", "args", "weight", "reward", "system"}
+    _check_equal("tasks", {n: [e.model_dump(include=tasks) for e in r.environments] for n, r in named.items()})
+    models = {n: r.model.model_dump(include={"name", "start"}) for n, r in named.items()}
+    _check_equal("starting models ([model])", models)
+    algorithms: dict[str, Row] = {}
+    for name, recipe in named.items():
+        with _about(name):
+            algorithms[name] = algorithm(recipe)
+    _check_equal(
+        "measurements ([evaluation], with what [sampling] and the plan do to it)",
+        {name: _evaluation(recipe, algorithms[name]) for name, recipe in named.items()},
+        f"{SET} (where sampling.max_tokens is to differ, evaluation.max_tokens; "
+        "algorithm.args.plan.interrupt=none takes an interruption away)",
+    )
     if budget is None:
-        ends = lambda r: (steps or r.run.steps, r.batch.groups * r.batch.members, r.stop)  # noqa: E731
-        _check_equal(
-            named, ends, "budgets (steps, samples a step, [stop])", "give all a --budget, such as samples=10000"
-        )
-        held = {n: r.but({"run.steps": steps}) if steps else r for n, r in named.items()}
+        ends = {n: (steps or r.run.steps, r.batch.groups * r.batch.members, r.stop) for n, r in named.items()}
+        _check_equal("budgets (steps, samples a step, [stop])", ends, "give all a --budget, such as samples=10000")
+        limited = {n: r.but({"run.steps": steps}) if steps else r for n, r in named.items()}
     else:
-        held = {name: budget.of(recipe, steps) for name, recipe in named.items()}
-        _check_equal(held, lambda r: r.stop.model_dump(), "ends ([stop], which hold besides the --budget)")
-    return Comparison(folder=Path(folder), recipes=held, seeds=tuple(seeds))
-
-
-def _row(name: str, recipe: Recipe) -> Row:
-    from quintain.training import algorithm
-
-    with _naming(name):
-        return algorithm(recipe)
+        if budget.kind != "steps" and steps is None:
+            for name, row in algorithms.items():
+                _check_plan(name, row, budget)
+        limited = {name: budget.limit(recipe, steps) for name, recipe in named.items()}
+        stops = {name: recipe.stop.model_dump() for name, recipe in limited.items()}
+        _check_equal("ends ([stop], which hold besides the --budget)", stops)
+    return Comparison(folder=Path(folder), recipes=limited, seeds=tuple(seeds))
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Whatever is wrong inside is said of the recipe *name*."""
+def _about(name: str) -> Iterator[None]:
+    """Begin the message of any error inside with the *name* of the recipe."""
     try:
         yield
     except QuintainError as e:
@@ -142,54 +144,40 @@ def _naming(name: str) -> Iterator[None]:
         raise
 
 
-def _tasks(recipe: Recipe) -> list[dict[str, Any]]:
-    """What decides which tasks there are and what a right answer is; shaping may differ, `check` sees to limits."""
-    return [e.model_dump(include={"use", "args", "weight", "reward", "system"}) for e in recipe.environments]
-
-
-def _measured(recipe: Recipe, row: Row) -> dict[str, Any]:
-    """When held-out tasks are tried, which, and how: just as a run tries them."""
+def _evaluation(recipe: Recipe, row: Row) -> dict[str, Any]:
+    """When held-out tasks are tried, which, and how: as a run of *recipe* tries them."""
     table = recipe.evaluation
-    how = asdict(table.how(recipe.sampling).but(interrupt=row.plan.interrupt))
-    return {**table.model_dump(exclude={"temperature", "max_tokens"}), **how}
+    sampling = asdict(table.how(recipe.sampling).but(interrupt=row.plan.interrupt))
+    return {**table.model_dump(exclude={"temperature", "max_tokens"}), **sampling}
 
 
-def _refuse_unknown_end(name: str, row: Row, budget: Budget) -> None:
+def _check_plan(name: str, row: Row, budget: Budget) -> None:
     plan = row.plan
-    asks = [f'order = "{plan.order}"'] * (plan.order == "level") + [f"probe = {plan.probe}"] * (plan.probe > 0)
-    if asks:
+    keys = [f'order = "{plan.order}"'] * (plan.order == "level") + [f"probe = {plan.probe}"] * (plan.probe > 0)
+    if keys:
         raise UsageError(
-            f"{name}: plan.{' and plan.'.join(asks)} of algorithm {row.name!r} depends on how many steps the run has, "
+            f"{name}: plan.{' and plan.'.join(keys)} of algorithm {row.name!r} depends on how many steps the run has, "
             f"which a budget of {budget.kind} leaves open; give --steps besides, or --budget steps=N"
         )
 
 
-def _check_equal(
-    named: Mapping[str, Recipe], part: Callable[[Recipe], Any], what: str, fix: str = "set the key for all with --set"
-) -> None:
-    _check_same({name: part(recipe) for name, recipe in named.items()}, what, fix)
+def _check_equal(what: str, parts: Mapping[str, Any], fix: str = SET) -> None:
+    """Raise a `UsageError` where a recipe's part differs from that of the first."""
+    (first, expected), *others = parts.items()
+    for name, part in others:
+        if part == expected:
+            continue
+        pair = expected, part
+        if isinstance(expected, dict):
+            keys = [key for key in {**expected, **part} if expected.get(key) != part.get(key)]
+            pair = {k: expected.get(k) for k in keys}, {k: part.get(k) for k in keys}
+        raise UsageError(
+            f"the {what} of {first!r} and {name!r} differ: {pair[0]} and {pair[1]}; {fix}, or compare others"
+        )
 
 
-def _check_same(parts: Mapping[str, Any], what: str, fix: str) -> None:
-    (first, wanted), *others = parts.items()
-    for name, found in others:
-        if found != wanted:
-            pair = _difference(wanted, found)
-            raise UsageError(
-                f"the {what} of {first!r} and {name!r} differ: {pair[0]} and {pair[1]}; {fix}, or compare others"
-            )
-
-
-def _difference(one: Any, other: Any) -> tuple[Any, Any]:
-    """Of two tables what differs, of other things all."""
-    if not (isinstance(one, dict) and isinstance(other, dict)):
-        return one, other
-    keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]
-    return {k: one.get(k) for k in keys}, {k: other.get(k) for k in keys}
-
-
-def check(comparison: Comparison) -> None:
-    """Find out what can be known before the first run starts.
+def check_comparison(comparison: Comparison) -> None:
+    """Find mistakes before the first run starts.
 
     Raises:
         UsageError: a recipe does not fit what is installed, or a run in the folder has another recipe.
@@ -197,40 +185,40 @@ def check(comparison: Comparison) -> None:
     from quintain.training import check_recipe
 
     for name, recipe in comparison.recipes.items():
-        with _naming(name):
+        with _about(name):
             check_recipe(recipe)
-    held = {name: _held(recipe) for name, recipe in comparison.recipes.items()}
-    _check_same(held, "measurements (limits and services of the environments)", "set the key for all with --set")
+    resources = {name: _limits_and_services(recipe) for name, recipe in comparison.recipes.items()}
+    _check_equal("measurements (limits and services of the environments)", resources)
     for name, seed in comparison.runs():
         path = comparison.path(name, seed)
         if (path / "recipe.toml").is_file():
-            found = Recipe.parse(RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml"))
-            wanted = comparison.recipe(name, seed)
-            if found.but({"run.folder": wanted.run.folder}) != wanted:  # one folder has many spellings
+            existing = Recipe.parse(RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml"))
+            expected = comparison.recipe(name, seed)
+            if existing.but({"run.folder": expected.run.folder}) != expected:  # one folder has many spellings
                 raise UsageError(f"{path} is a run of another recipe; choose another --folder, or remove it")
 
 
-def _held(recipe: Recipe) -> dict[str, Any]:
-    """What else measuring takes from a recipe: how far an episode may go, and the services that answer and judge."""
+def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
+    """What an evaluation takes from a recipe besides `[evaluation]`: limits of episodes, services of environments."""
     from quintain.training import algorithm, cast_table, chosen
 
     services = chosen(recipe, algorithm(recipe))
-    found: dict[str, Any] = {}
+    resources: dict[str, Any] = {}
     for table in recipe.environments:
-        casting = cast_table(table)
-        found[f"limits of {table.use}"] = asdict(table.limits.over(casting.component.limits))
-        found |= {f"services.{s}": services[s].model_dump() for s in sorted(casting.slots) if s in services}
-    return found
+        environment = cast_table(table)
+        resources[f"limits of {table.use}"] = asdict(table.limits.over(environment.component.limits))
+        resources |= {f"services.{s}": services[s].model_dump() for s in sorted(environment.slots) if s in services}
+    return resources
 
 
-def run(
+def run_comparison(
     comparison: Comparison,
     screen: Callable[[], AbstractContextManager[Screen]],
     record: Callable[[Mapping[str, str]], object] = lambda failures: None,
     *,
     failed: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Do every run that is not finished, one after another; why some failed, by the names of their folders.
+    """Do every run that has not finished, one after another; return reasons of failures by name of the run folder.
 
     Args:
         screen: makes one for each run.
@@ -242,9 +230,9 @@ def run(
     """
     failures = dict(failed or {})
     runs = comparison.runs()
-    for at, (name, seed) in enumerate(runs, 1):
+    for number, (name, seed) in enumerate(runs, 1):
         path = comparison.path(name, seed)
-        title = f"run {at} of {len(runs)}: {path.name}"
+        title = f"run {number} of {len(runs)}: {path.name}"
         if (path / "summary.json").exists():
             failures.pop(path.name, None)
             with screen() as shown:
@@ -254,7 +242,7 @@ def run(
             with screen() as shown:
                 shown.note(title)
                 try:
-                    _conducted(comparison, name, seed, shown)
+                    _train(comparison.recipe(name, seed), path, shown)
                     failures.pop(path.name, None)
                 except Interrupted:
                     raise
@@ -267,10 +255,10 @@ def run(
     return failures
 
 
-def _conducted(comparison: Comparison, name: str, seed: int, screen: Screen) -> None:
+def _train(recipe: Recipe, path: Path, screen: Screen) -> None:
+    """Start the run at *path*, or resume it."""
     from quintain.training import conduct
 
-    path, recipe = comparison.path(name, seed), comparison.recipe(name, seed)
     exists = (path / "recipe.toml").is_file()
     with RunFolder.open(path) if exists else RunFolder.create(path, recipe.to_toml()) as folder:
         conduct(recipe, folder, screen)

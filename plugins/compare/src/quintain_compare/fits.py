@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from scipy.optimize import OptimizeResult, brentq, least_squares
 from scipy.stats import f as f_distribution
 
 from quintain.errors import UsageError
+from quintain.training import plain
 
 from .intervals import CONFIDENCE, two_sided_t
 
@@ -30,19 +31,26 @@ _EXPONENT = (0.05, 30.0)
 _PRECISION = 1e-12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NoFit:
-    """Why a *law* was not fitted."""
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """The result of a fit, whether it succeeded or not."""
 
-    law: str
-    reason: str
+    law: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        return {"law": self.law, "fitted": False, "reason": self.reason}
+        """Return plain data; an open end of an interval is null."""
+        values: dict[str, Any] = plain(asdict(self) | {"fitted": not isinstance(self, NoFit)})
+        return values
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
+class NoFit(Fit):
+    """Why a law was not fitted."""
+
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class FittedParameter:
     """A fitted number and its 95 % interval; an open end is infinite."""
 
@@ -50,14 +58,9 @@ class FittedParameter:
     low: float
     high: float
 
-    def to_json(self) -> dict[str, float | None]:
-        """Return plain data; an open end is null."""
-        ends = {"low": self.low, "high": self.high}
-        return {"value": self.value} | {k: v if math.isfinite(v) else None for k, v in ends.items()}
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Sigmoid:
+@dataclass(frozen=True, kw_only=True)
+class Sigmoid(Fit):
     """R(C) = start + (ceiling - start) / (1 + (midpoint / C)^exponent); ScaleRL (2510.13786), equation 1.
 
     Attributes:
@@ -72,6 +75,7 @@ class Sigmoid:
         points: number of data points.
     """
 
+    law: str = "sigmoid"
     start: float
     ceiling: FittedParameter
     midpoint: FittedParameter
@@ -97,20 +101,15 @@ class Sigmoid:
         share = 1 / (1 + math.pow(self.midpoint.value / compute, self.exponent.value))
         return self.start + (self.ceiling.value - self.start) * share
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        parameters = {name: getattr(self, name).to_json() for name in ("ceiling", "midpoint", "exponent")}
-        others = {name: getattr(self, name) for name in ("start", "identified", "reason", "spread", "points")}
-        return {"law": "sigmoid", "fitted": True, **parameters, **others, "seen": list(self.seen)}
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatedSampling:
+@dataclass(frozen=True, kw_only=True)
+class RepeatedSampling(Fit):
     """c(k) = exp(a k^b): coverage (pass@k) of k attempts; Brown et al. 2024 (2407.21787).
 
     a and b are negative: coverage begins at exp(a) and tends to 1.
     """
 
+    law: str = "repeated_sampling"
     a: FittedParameter
     b: FittedParameter
     spread: float
@@ -118,11 +117,6 @@ class RepeatedSampling:
 
     def __call__(self, attempts: float) -> float:
         return math.exp(self.a.value * attempts**self.b.value)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
-        parameters = {"a": self.a.to_json(), "b": self.b.to_json()}
-        return {"law": "repeated_sampling", "fitted": True, **parameters, "spread": self.spread, "points": self.points}
 
 
 def _minimize(

@@ -1,51 +1,48 @@
-"""A comparison as a table and as a picture."""
+"""A comparison as a table and as a figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintain.training import clock, write_atomically
 from quintain_viewer import COLOURS, add_legend, render_png, shade_between
 
 from .fits import NoFit, RepeatedSampling, Sigmoid
 from .intervals import Interval
-from .results import AXES
-
-if TYPE_CHECKING:
-    from .results import Band, Standing
+from .results import AXES, MeanCurve, RecipeResult
 
 
-def draw(folder: Path, found: Sequence[Standing]) -> Path:
-    """Draw the comparison into its folder; the path of the picture."""
+def draw(folder: Path, results: Sequence[RecipeResult]) -> Path:
+    """Draw the comparison into its folder and return the path of the picture."""
     path = folder / "compare.png"
-    write_atomically(path, picture(found))
+    write_atomically(path, picture(results))
     return path
 
 
-def picture(found: Sequence[Standing]) -> bytes:
-    """Reward against samples, tokens and seconds, and held-out accuracy against tokens, as a PNG.
+def picture(results: Sequence[RecipeResult]) -> bytes:
+    """Draw reward against samples, tokens and seconds, and held-out accuracy against tokens, as a PNG.
 
     Lines are means over seeds, bands their 95 % t intervals; a dotted line is the fitted compute curve.
     """
 
     def paint(figure: Any) -> None:
         panels = figure.subplots(2, 2)
-        for panel, axis in zip(panels.flat, AXES, strict=False):
+        *reward_panels, accuracy_panel = panels.flat
+        for axis, panel in zip(AXES, reward_panels, strict=True):
             panel.set_title(f"reward against {axis}")
-            for standing, colour in zip(found, _colours(len(found)), strict=True):
-                _paint(panel, standing.band(axis), colour, standing.name)
             panel.set_xlabel("seconds of rollouts and updates" if axis == "seconds" else axis)
-        held_out = panels[1][1]
-        held_out.set_title("held-out accuracy against tokens")
-        held_out.set_xlabel("tokens")
-        for standing, colour in zip(found, _colours(len(found)), strict=True):
-            band = standing.band("tokens", "accuracy")
-            _paint(held_out, band, colour, standing.name, mark="o" if band and len(band.x) == 1 else "")
-            if isinstance(standing.compute, Sigmoid) and band is not None:
-                fit = [standing.compute(x) for x in band.x]
-                held_out.plot(band.x, fit, ":", color=colour, lw=1.2)
+        accuracy_panel.set_title("held-out accuracy against tokens")
+        accuracy_panel.set_xlabel("tokens")
+        for number, result in enumerate(results):
+            colour = COLOURS[number % len(COLOURS)]
+            for axis, panel in zip(AXES, reward_panels, strict=True):
+                _plot(panel, result.curve(axis), colour, result.name)
+            accuracy = result.curve("tokens", "accuracy")
+            _plot(accuracy_panel, accuracy, colour, result.name, mark="o" if accuracy and len(accuracy.x) == 1 else "")
+            if isinstance(result.compute_fit, Sigmoid) and accuracy is not None:
+                accuracy_panel.plot(accuracy.x, [*map(result.compute_fit, accuracy.x)], ":", color=colour, lw=1.2)
         for panel in panels.flat:
             panel.margins(x=0.01)
         add_legend(panels[0][0])
@@ -53,66 +50,63 @@ def picture(found: Sequence[Standing]) -> bytes:
     return render_png(paint, size=(9.6, 6.4))
 
 
-def _colours(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
-
-
-def _paint(panel: Any, band: Band | None, colour: str, label: str, mark: str = "") -> None:
-    if band is None:
+def _plot(panel: Any, curve: MeanCurve | None, colour: str, label: str, mark: str = "") -> None:
+    if curve is None:
         return
-    if band.low is not None and band.high is not None:
-        shade_between(panel, band.x, band.low, band.high, colour)
-    panel.plot(band.x, band.mean, color=colour, lw=1.8, label=label, marker=mark)
+    if curve.low is not None and curve.high is not None:
+        shade_between(panel, curve.x, curve.low, curve.high, colour)
+    panel.plot(curve.x, curve.mean, color=colour, lw=1.8, label=label, marker=mark)
 
 
-def show(found: Sequence[Standing], folder: Path, plot: Path) -> None:
-    """Print the table, the fits, and where everything is."""
+def show(results: Sequence[RecipeResult], folder: Path, plot: Path) -> None:
+    """Print the table, the fits, and the paths of runs and picture."""
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
     if not console.is_terminal:
         console = Console(width=160)
-    table = Table("recipe", "runs", "before", "after", "gain", f"against {found[0].name}", "used", box=None)
-    for standing in found:
-        table.add_row(*row(standing))
+    table = Table("recipe", "runs", "before", "after", "gain", f"against {results[0].name}", "used", box=None)
+    for result in results:
+        table.add_row(*row(result))
     console.print(table)
-    for line in [*notes(found), f"runs, compare.json: {folder}", f"curves: {plot}"]:
+    for line in [*notes(results), f"runs, compare.json: {folder}", f"curves: {plot}"]:
         console.print(line, markup=False, highlight=False)
 
 
-def row(standing: Standing) -> list[str]:
-    """One line of the table: accuracies in percent, with 95 % intervals over seeds."""
-    done = sum(r.finished for r in standing.runs)
-    used = standing.used
+def row(result: RecipeResult) -> list[str]:
+    """Format one row of the table: accuracies in percent, with 95 % intervals over seeds."""
+    used = result.used
     return [
-        standing.name,
-        f"{done}/{len(standing.runs)}",
-        percent(standing.before),
-        percent(standing.after),
-        percent(standing.gain, sign=True),
-        percent(standing.difference, sign=True),
+        result.name,
+        f"{sum(r.finished for r in result.runs)}/{len(result.runs)}",
+        percent(result.before),
+        percent(result.after),
+        percent(result.gain, sign=True),
+        percent(result.difference, sign=True),
         f"{used['samples']:,.0f} samples, {used['tokens']:,.0f} tokens, {clock(used['seconds'])}" if used else "",
     ]
 
 
-def percent(found: Interval | None, *, sign: bool = False) -> str:
-    """``81.0 % (78.2 to 83.8)``; a difference has its sign."""
-    if found is None:
+def percent(interval: Interval | None, *, sign: bool = False) -> str:
+    """Format ``81.0 % (78.2 to 83.8)``; a difference has its sign."""
+    if interval is None:
         return ""
     form = "{:+.1f}" if sign else "{:.1f}"
-    text = form.format(100 * found.value) + " %"
-    if found.low is None or found.high is None:
+    text = form.format(100 * interval.value) + " %"
+    if interval.low is None or interval.high is None:
         return text
-    return f"{text} ({form.format(100 * found.low)} to {form.format(100 * found.high)})"
+    return f"{text} ({form.format(100 * interval.low)} to {form.format(100 * interval.high)})"
 
 
-def notes(found: Sequence[Standing]) -> list[str]:
-    """Failures, and what the fits say, in words."""
-    lines = [f"{r.folder.name} failed: {r.failure}" for s in found for r in s.runs if r.failure]
-    if any(s.after and s.after.count == 1 for s in found):
+def notes(results: Sequence[RecipeResult]) -> list[str]:
+    """Put failures and fits into words."""
+    lines = [f"{r.folder.name} failed: {r.failure}" for result in results for r in result.runs if r.failure]
+    if any(result.after and result.after.count == 1 for result in results):
         lines.append("one seed says nothing about the spread between seeds: no intervals")
-    return [*lines, *(f"{s.name}: {text}" for s in found for text in (_compute(s.compute), _attempts(s.attempts)))]
+    for result in results:
+        lines += [f"{result.name}: {text}" for text in (_compute(result.compute_fit), _attempts(result.attempts_fit))]
+    return lines
 
 
 def _compute(fit: Sigmoid | NoFit) -> str:
