@@ -1,7 +1,7 @@
-"""Measuring a policy on the tasks of one split: pass@1, pass@k, cons@k with intervals, and what failed.
+"""Measures a policy on the tasks of one split: pass@1, pass@k, cons@k with intervals, and the failures.
 
-A failure of ours (a dead server, a crashed reward) is no wrong answer: it is left out of every estimate, counted and
-shown.
+A rollout that failed through our fault (a dead server, a crashed reward) is no wrong answer: it is left out of every
+estimate and counted apart.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proport
 Vote = Callable[[AnyRollout], str | None]
 
 MOST_TASKS = 50_000
-"""A split with more tasks than this counts as endless until somebody says how many are wanted."""
+"""A split with more tasks than this counts as endless: the caller must say how many to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """How one task went: of *samples* valid rollouts *right* succeeded; *failed* more were our failures.
+    """The result of one task: of *samples* valid rollouts *right* succeeded; *failed* more failed through our fault.
 
     ``votes`` are the answers of the valid rollouts (``None``: none found) and whether each was right; ``reward`` is
     the mean verdict.
@@ -49,14 +49,8 @@ class TaskResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, without the votes."""
-        plain = {
-            "id": self.id,
-            "samples": self.samples,
-            "right": self.right,
-            "failed": self.failed,
-            "reward": self.reward,
-        }
-        return plain if self.level is None else {**plain, "level": self.level}
+        names = ["id", "samples", "right", "failed", "reward", *([] if self.level is None else ["level"])]
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,12 +158,12 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """One flat object; ``pass@1`` and the other estimates at the top, their intervals (95 %) by name."""
-        found = self.estimates()
-        reward = self.reward
+        estimates, reward = self.estimates(), self.reward
+        intervals = {name: [e.low, e.high] for name, e in estimates.items() if e}
         return {
-            **{name: e.value if e else None for name, e in found.items()},
-            "interval": [found["pass@1"].low, found["pass@1"].high] if found["pass@1"] else None,
-            "intervals": {name: [e.low, e.high] for name, e in found.items() if e},
+            **{name: e.value if e else None for name, e in estimates.items()},
+            "interval": intervals.get("pass@1"),
+            "intervals": intervals,
             "reward": reward.value if reward else None,
             "environment": self.environment,
             "split": self.split,
@@ -213,14 +207,18 @@ async def evaluate(
     The same seed gives the same episodes (as far as the engine is reproducible), whatever else runs.
 
     Args:
-        engine: started. tasks: the first so many of the split, so that every policy meets the same ones; or the tasks
-        themselves; ``None`` is all. how: by default greedy for one sample and temperature 1 for several. ks: of
-        pass@k and cons@k; 1 is always among them. By default the powers of two up to *samples*. concurrency: episodes
-        at once; by default what the engine says. retries: further tries of an episode that failed through our fault.
-        name, system: of the environment, and the system message that replaces its own. success: verdict from which on
-        a rollout counts as right. services: by slot, started. vote: the answer that a rollout votes for in cons@k,
-        ``None`` for none; by default `final_answer` of its reply. progress: called with every rollout as it is
-        scored.
+        engine: started.
+        tasks: a number takes the first tasks of the split, the same for every policy; or the tasks themselves;
+            ``None`` is all.
+        how: by default greedy for one sample and temperature 1 for several.
+        ks: of pass@k and cons@k; 1 is always among them. By default the powers of two up to *samples*.
+        concurrency: episodes at once; by default the engine's own number.
+        retries: further tries of an episode that failed through our fault.
+        name, system: of the environment, and the system message that replaces its own.
+        success: verdict from which on a rollout counts as right.
+        services: by slot, started.
+        vote: the answer that a rollout votes for in cons@k, ``None`` for none; by default `final_answer` of its reply.
+        progress: called with every rollout as it is scored.
 
     Raises:
         NoTasksError: the split has none.
@@ -229,9 +227,9 @@ async def evaluate(
     name = name or type(environment).__name__
     if getattr(environment, "reward", None) is None:
         raise UsageError(f"environment {name!r} has no reward: set `reward = ...` in its class, or give an expression")
-    chosen = tasks_of(environment, split, tasks, name=name) if tasks is None or isinstance(tasks, int) else list(tasks)
-    how = how or Sampling(temperature=0.0 if samples == 1 else 1.0)
-    wanted = _checked_ks(ks, samples)
+    if tasks is None or isinstance(tasks, int):
+        tasks = tasks_of(environment, split, tasks, name=name)
+    how, ks = how or Sampling(temperature=0.0 if samples == 1 else 1.0), _checked_ks(ks, samples)
     setting = Setting(
         engine=engine,
         how=how,
@@ -241,7 +239,7 @@ async def evaluate(
         retries=retries,
     )
     start = time.monotonic()
-    groups = await run_groups(_jobs(environment, chosen, samples, name, system), setting, progress)
+    groups = await run_groups(_jobs(environment, tasks, samples, name, system), setting, progress)
     return Evaluation(
         environment=name,
         split=split,
@@ -251,7 +249,7 @@ async def evaluate(
         how=how,
         seed=seed,
         seconds=time.monotonic() - start,
-        ks=wanted,
+        ks=ks,
         success=success,
         **({"vote": vote} if vote else {}),
     )
@@ -269,16 +267,16 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
         raise UsageError(f"unknown split {split!r}{did_you_mean(split, SPLITS)}")
     if count is not None and count < 1:
         raise UsageError(f"{count} tasks were asked for; expected at least 1")
-    found = list(islice(yielded(environment, "tasks", split, name), MOST_TASKS + 1 if count is None else count))
-    if not found:
+    tasks = list(islice(yielded(environment, "tasks", split, name), MOST_TASKS + 1 if count is None else count))
+    if not tasks:
         others = [s for s in SPLITS if s != split and any(True for _ in yielded(environment, "tasks", s, name))]
         hint = f"it has some for {' and '.join(others)}" if others else "nor for any other; see its `tasks` method"
         raise NoTasksError(f"environment {name!r} yields no tasks for the split {split!r}; {hint}")
-    if count is None and len(found) > MOST_TASKS:
+    if count is None and len(tasks) > MOST_TASKS:
         raise UsageError(
             f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many with --tasks N"
         )
-    return found
+    return tasks
 
 
 def _jobs(environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str) -> list[Job]:
@@ -315,7 +313,7 @@ def _mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ControlCheck:
-    """How a control fared: *scores* is its mark, *wrong* says why that is not what it got (empty: all is well)."""
+    """The evaluation of a control: *scores* is its mark, *wrong* says how it missed that (empty: it did not)."""
 
     name: str
     scores: str
@@ -326,10 +324,10 @@ class ControlCheck:
 async def check_controls(
     environment: Environment[Any, Any], *, count: int = 100, **settings: Any
 ) -> tuple[ControlCheck, ...]:
-    """Play every control of *environment* on the first *count* tasks of a split.
+    """Evaluate every control of *environment* on the first *count* tasks of a split.
 
     One marked ``"max"`` must succeed on every task. One marked ``"min"`` must succeed on none, nor earn more anywhere
-    than `nop`, which says nothing. A failure of ours is wrong for any of them.
+    than `nop`, which says nothing. A rollout that failed through our fault is wrong for any of them.
 
     Args:
         settings: as for `evaluate`.
