@@ -1,4 +1,4 @@
-"""Controls: scripted policies that an environment brings, for checking it (`quintain eval --engine @oracle`)."""
+"""Controls: scripted policies of an environment that check it (`quintain eval --engine @oracle`)."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class ControlEngine(Engine):
         self.name = f"@{self.control}"
         self._environment = environment
         self._task: Task | None = None
-        known = environment.controls()
-        if self.control not in known:
-            hint = f"{type(environment).__name__} has: {', '.join(known)}"
-            raise UnknownNameError.of("control", self.control, known, hint)
+        controls = environment.controls()
+        if self.control not in controls:
+            hint = f"{type(environment).__name__} has: {', '.join(controls)}"
+            raise UnknownNameError.of("control", self.control, controls, hint)
 
     @property
     def scores(self) -> str:

@@ -181,18 +181,16 @@ def _failure_of_file(component: Component, error: BaseException) -> str:
 
 
 def _module_of_file(name: str) -> Any:
+    """Import a Python file once, under its own name where no other module has that, and its folder on the path."""
     path = Path(name).expanduser().resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no file {name!r}")
-    # Under its own name where that is free, so that what it defines can be found again by it.
     title = path.stem
-    while (held := sys.modules.get(title)) is not None:
-        if getattr(held, "__file__", None) == str(path):
-            return held  # a second copy would register its pieces again
+    while (module := sys.modules.get(title)) is not None:
+        if getattr(module, "__file__", None) == str(path):
+            return module  # a second copy would register its pieces again
         title = f"quintain_file_{title}"
     spec = importlib.util.spec_from_file_location(title, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{name!r} is no Python file")
+    assert spec is not None
+    assert spec.loader is not None
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # for the modules beside it
     module = sys.modules[title] = importlib.util.module_from_spec(spec)

@@ -84,12 +84,12 @@ class Session(Agent):
             yield turn
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
-        known = {t.spec.name: t for t in map(as_tool, tools)}
+        by_name = {t.spec.name: t for t in map(as_tool, tools)}
         unreadable = 0
         turn: Turn | None = None
         while True:
             try:
-                turn = await self._turn(tuple(known.values()))
+                turn = await self._turn(tuple(by_name.values()))
             except LimitReached as e:
                 if turn is None:
                     raise
@@ -100,15 +100,12 @@ class Session(Agent):
             unreadable = unreadable + 1 if all(c.error for c in turn.calls) else 0
             if unreadable >= MALFORMED_CHANCES:
                 raise PolicyFault(f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}")
-            done = tuple([await _called(c, known) for c in turn.calls])
+            done = tuple([await _called(c, by_name) for c in turn.calls])
             index = next(i for i in reversed(range(len(self._ledger.turns))) if self._ledger.turns[i] is turn)
             turn = self._ledger.turns[index] = replace(turn, calls=done)
-            for c in done:
-                self._hear(Message("tool", c.error or c.result or "", call_id=c.id, name=c.name))
-
-    def _hear(self, message: Message) -> None:
-        self._pending.append(message)
-        self.messages.append(message)
+            results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in done]
+            self._pending.extend(results)
+            self.messages.extend(results)
 
     def seat(self, name: str, engine: Engine | None = None) -> Session:
         if name in self._ledger.seats:
@@ -188,10 +185,11 @@ class Session(Agent):
         )
 
 
-async def _called(call: ToolCall, known: dict[str, Tool]) -> ToolCall:
+async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:
+    """The call with its result, or with the error that the policy is told."""
     if call.error:
         return replace(call, error=f"error: {call.error}")
-    tool = known.get(call.name)
+    tool = tools.get(call.name)
     if tool is None:
-        return replace(call, error=f"error: no tool {call.name!r}; there are: {', '.join(known)}")
+        return replace(call, error=f"error: no tool {call.name!r}; there are: {', '.join(tools)}")
     return replace(call, result=await tool.call(call.arguments))

@@ -1,4 +1,4 @@
-"""Starting the services of a run: in dependency order, probed, and stopped in reverse."""
+"""Starts the services of a run in dependency order, probes them, and stops them in reverse."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..registry.binding import bind, signature_of
 from ..registry.lookup import Registry, current
 
 IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
-"""What to do about an empty slot, where a recipe says what fills it."""
+"""The next thing to do about an empty slot, where a recipe fills slots."""
 BY_OPTION = "say what fills it with --service {slot}=NAME"
 """The same, where a command does."""
 
 
 class Choice(Protocol):
-    """Which component fills a slot, as ``[services.<slot>]`` says."""
+    """The component that fills a slot, as ``[services.<slot>]`` names it."""
 
     @property
     def use(self) -> str: ...
@@ -30,28 +30,28 @@ class Choice(Protocol):
 @asynccontextmanager
 async def opened(
     choices: Mapping[str, Choice],
-    wanted: Iterable[str],
-    given: Mapping[str, Any],
+    required: Iterable[str],
+    available: Mapping[str, Any],
     state: Mapping[str, Mapping[str, Any]] | None = None,
     *,
     fix: str = IN_RECIPE,
 ) -> AsyncIterator[dict[str, Any]]:
-    """Start every service that is chosen, or that something wants; yields them by slot.
+    """Start every service that is chosen or required; yields them by slot.
 
     Args:
-        choices: by slot. A wanted slot that is not among them is filled by the component of the slot's name, if there
-        is one.
-        wanted: slots that rewards, environments and pieces need.
-        given: what is there already, such as ``policy``.
-        state: by slot, what a checkpoint holds; restored once a service runs.
-        fix: how an error says to fill a ``{slot}``.
+        choices: by slot. A required slot that is not among them takes the component of the slot's name, if there is
+            one.
+        required: slots that rewards, environments and pieces need.
+        available: what runs already, such as ``policy``.
+        state: of each slot in a checkpoint; restored once its service runs.
+        fix: the next thing to do about an empty ``{slot}``, for errors.
 
     Raises:
-        RecipeError: nothing fills a wanted slot, or services need one another in a circle.
+        RecipeError: nothing fills a required slot, or services need one another in a circle.
         InfrastructureError: a service's probe failed.
     """
-    order = plan(choices, wanted, given, fix=fix)
-    running: dict[str, Any] = dict(given)
+    order = plan(choices, required, available, fix=fix)
+    running: dict[str, Any] = dict(available)
     async with AsyncExitStack() as stack:
         for slot, component, args in order:
             service = bind(component, args, running, who=f"[services.{slot}]")
@@ -62,7 +62,7 @@ async def opened(
 
 
 def plan(
-    choices: Mapping[str, Choice], wanted: Iterable[str], given: Mapping[str, Any], *, fix: str = IN_RECIPE
+    choices: Mapping[str, Choice], required: Iterable[str], available: Mapping[str, Any], *, fix: str = IN_RECIPE
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Slot, component and arguments of every service to start, those that others need first.
 
@@ -71,7 +71,7 @@ def plan(
     """
     registry = current()
     order: list[tuple[str, Any, Mapping[str, Any]]] = []
-    done: set[str] = set(given)
+    done: set[str] = set(available)
 
     def visit(slot: str, trail: tuple[str, ...]) -> None:
         if slot in done:
@@ -84,7 +84,7 @@ def plan(
         done.add(slot)
         order.append((slot, component, args))
 
-    for slot in [*choices, *wanted]:
+    for slot in [*choices, *required]:
         visit(slot, ())
     return order
 
@@ -103,9 +103,9 @@ def _chosen(
 
 
 def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a checkpoint keeps of each service; nothing for those without state."""
-    found = {slot: dict(s.state()) for slot, s in services.items() if isinstance(s, Service)}
-    return {slot: state for slot, state in found.items() if state}
+    """The state of each service that has one, for a checkpoint."""
+    every = {slot: dict(s.state()) for slot, s in services.items() if isinstance(s, Service)}
+    return {slot: state for slot, state in every.items() if state}
 
 
 def held_back(state: Any) -> Any:
