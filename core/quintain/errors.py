@@ -21,7 +21,7 @@
         ├── InfrastructureError            ours: engine, sandbox, network or judge
         └── EpisodeTimeout (TimeoutError)  ours: the wall clock ran out
 
-Messages say who, where, what was expected, what came, and the next thing to type.
+Messages name who failed and where, what was expected, what came, and the next thing to type.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class QuintainError(Exception):
 
 
 class UsageError(QuintainError, ValueError):
-    """The user can mend it; the command line prints the message without a traceback (exit status 2)."""
+    """The user can correct it; the command line prints the message without a traceback (exit status 2)."""
 
 
 class RecipeError(UsageError):
@@ -49,7 +49,7 @@ class RecipeError(UsageError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A name that nothing answers to."""
+    """A name that nothing has."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:

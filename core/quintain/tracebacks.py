@@ -1,4 +1,4 @@
-"""What an author's code raised, and where in it: the end of a message about somebody else's error."""
+"""Describes what an author's code raised and where in it, for messages about somebody else's error."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .errors import did_you_mean, meaning, nearest
 def said_by(error: BaseException) -> str:
     """What an author's code raised, and where in it: ``"KeyError: 'letters' (reverse.py, line 12)"``.
 
-    A name that nothing answers to gets the nearest one that something does, where Python keeps that to its tracebacks.
+    An unknown name gets the nearest known one, which Python itself adds only to printed tracebacks.
     """
     if isinstance(error, SyntaxError):  # its text has a place of its own, in Python's form
         shown = f": `{error.text.strip()}`" if error.text else ""

@@ -1,4 +1,4 @@
-"""What a reply answers: samples that answer the same vote together in cons@k."""
+"""The answer of a reply: equal answers vote together in cons@k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a number of samples says about a policy: pass@k, cons@k, and how sure one can be.
+"""Estimates from samples of a policy: pass@k, cons@k, and their confidence intervals.
 
 The unit of evidence is the *task*: samples of one task resemble each other, so intervals are clustered by task. One
 method serves every proportion here (see `proportion`): the Wilson score interval at the effective sample size. It is
@@ -117,7 +117,7 @@ def wilson(share: float, size: float, confidence: float = 0.95) -> tuple[float, 
     scale = 1 + z * z / size
     middle = (share + z * z / (2 * size)) / scale
     half = z / scale * math.sqrt(share * (1 - share) / size + z * z / (4 * size * size))
-    # Where the share is exactly 0 or 1 so is one end; rounding must not say otherwise.
+    # Where the share is exactly 0 or 1 so is one end; rounding must not move it.
     return (0.0 if share <= 0 else max(0.0, middle - half)), (1.0 if share >= 1 else min(1.0, middle + half))
 
 
@@ -127,8 +127,8 @@ def proportion(values: Sequence[float], samples: Sequence[int], *, k: int = 1, c
     Wilson's interval at the effective sample size ``p (1 - p) / (s^2 / T)``, s^2 the variance between the T tasks
     (ddof 1): the form that Franco et al. 2019 (PMC6690503) recommend for proportions in clustered samples. The size
     is kept between T (samples of one task teach nothing more; taken where p is 0 or 1) and the number of disjoint
-    sets of *k* samples (they are independent). With one sample per task it is Wilson's interval itself. It speaks of
-    the tasks one could have drawn, not only of those drawn.
+    sets of *k* samples (they are independent). With one sample per task it is Wilson's interval itself. It covers
+    the tasks one could have drawn, not only those drawn.
 
     Args:
         values: per task, such as the share of right samples or its pass@k.

@@ -55,7 +55,7 @@ class TaskResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The rollouts of an evaluation and what they say. Estimates are ``None`` where no rollout can tell.
+    """The rollouts of an evaluation and its estimates, which are ``None`` where no rollout is valid.
 
     Attributes:
         groups: one per task, in the order of the tasks.

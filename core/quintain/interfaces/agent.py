@@ -1,4 +1,4 @@
-"""What an environment talks to. It does not know which engine is behind it."""
+"""The agent: the environment's side of a conversation with the policy, whatever engine samples it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .tools import Tool
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one episode may use up; ``None`` is no limit of ours.
+    """The most that one episode may use; ``None`` sets no limit.
 
     Attributes:
         turns: of the policy (over all its seats).
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An OpenAI-compatible door to the policy for a foreign agent; what passes is recorded."""
+    """An OpenAI-compatible address of the policy for a foreign agent; its requests are recorded."""
 
     base_url: str
     api_key: str
@@ -58,11 +58,11 @@ class Agent(Protocol):
         ...
 
     def user(self, content: str | Sequence[Message]) -> None:
-        """Say something to the policy."""
+        """Append user messages to the conversation."""
         ...
 
     async def turn(self) -> Turn:
-        """Let the policy speak.
+        """Sample the policy's next turn.
 
         Raises:
             LimitReached: no turns, tokens or context are left; if it leaves the coroutine the ending is `truncated`.
@@ -78,7 +78,7 @@ class Agent(Protocol):
         ...
 
     def seat(self, name: str, engine: Engine | None = None) -> Agent:
-        """Another player with a conversation of its own; without an engine it is the policy, and trained."""
+        """Another player with its own conversation; without an engine it is the policy, and trains."""
         ...
 
     def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:

@@ -53,7 +53,7 @@ class Engine(Service):
         """
 
     def attend(self) -> AbstractContextManager[None]:
-        """Say that an episode is alive. A reproducible engine steps only when every live episode waits on it."""
+        """Register a live episode. A reproducible engine steps only when every live episode waits on it."""
         return nullcontext()
 
     def for_task(self, task: Task) -> Engine:
@@ -103,7 +103,7 @@ class TokenEngine(Engine):
 
     @abstractmethod
     async def update(self, weights: Weights) -> int:
-        """Take up new weights; their version, which tokens sampled from now on carry."""
+        """Load new weights; their version, which tokens sampled from now on carry."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
         """Refused: the chat layer renders conversations and keeps the exact tokens of their turns.

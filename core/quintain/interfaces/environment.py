@@ -79,12 +79,12 @@ class Environment(Generic[T, E]):
 
     @control(scores="max")
     def oracle(self, task: T, messages: Sequence[Message]) -> str | Reply:
-        """Answer perfectly. The default says the task's answer."""
+        """Answer perfectly. The default replies with the task's answer."""
         return str(task.answer)
 
     @control(scores="min")
     def nop(self, task: T, messages: Sequence[Message]) -> str | Reply:
-        """Say nothing."""
+        """Reply with nothing."""
         return ""
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:

@@ -1,4 +1,4 @@
-"""Services: what a run shares, started and probed before step 1, stopped at the end.
+"""Services: resources of a run, started and probed before step 1, stopped at the end.
 
 Core names the slots that several plugins must agree on (`Workers`, `Likelihood`, `Judge`, `Sandbox`); plugins add
 types.
@@ -34,7 +34,7 @@ class Service(ABC):  # noqa: B024 - all of it has defaults
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:  # noqa: B027 - nothing to restore by default
-        """Take up what `state` gave."""
+        """Restore what `state` returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a judge says: ``score`` in [0, 1], and why."""
+    """A judge's grade: ``score`` in [0, 1], and the reason."""
 
     score: float
     reason: str = ""

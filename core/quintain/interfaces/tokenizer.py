@@ -1,4 +1,4 @@
-"""What a tokenizer with a chat template offers, whatever library is behind it."""
+"""The contract of a tokenizer with a chat template."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class Codec(Protocol):
         ...
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """Text of *ids*; without *special* tokens where told."""
+        """Text of *ids*; *special* false leaves special tokens out."""
         ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
-        """The conversation as text; with *prompt* it ends where the assistant is to speak."""
+        """The conversation as text; with *prompt* it ends where the assistant's turn begins."""
         ...

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolSpec:
-    """What the model is told: name, description and the JSON schema of the parameters."""
+    """A tool as the model sees it: name, description and the JSON schema of the parameters."""
 
     name: str
     description: str = ""
@@ -36,7 +36,7 @@ class Tool:
 def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     """Make a tool of a typed function: its name, first docstring paragraph and annotations become the schema.
 
-    Arguments that do not fit the annotations come back to the model as text, so that it can mend its call.
+    Arguments that do not fit the annotations come back to the model as text, so that it can correct its call.
 
     Raises:
         TypeError: a parameter without an annotation, or one that cannot be given by name.

@@ -114,7 +114,7 @@ class Registry:
         return self._manifests[top]
 
     def entry(self, component: Component) -> Entry | None:
-        """What the manifest says of *component*; raises as `manifest`."""
+        """The manifest's entry for *component*; raises as `manifest`."""
         manifest = self.manifest(component)
         return manifest.entry(component) if manifest else None
 
@@ -204,7 +204,7 @@ def _module_of_file(name: str) -> Any:
 
 @contextmanager
 def _working_directory_importable(wanted: bool) -> Iterator[None]:
-    # A console script does not have it on the path as `python` does. Last, so that it shadows nothing installed.
+    # Unlike `python`, a console script does not have it on its path. It comes last, so it shadows nothing installed.
     here = str(Path.cwd())
     if not wanted or here in sys.path:
         yield

@@ -1,6 +1,6 @@
 """The manifest ``quintain.toml`` that each distribution ships beside its top ``__init__.py``.
 
-It says what a listing needs without importing anything::
+A listing reads it and imports nothing::
 
     api = 1
     licence = "Apache-2.0"
@@ -56,7 +56,7 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a distribution says of itself."""
+    """The manifest of a distribution."""
 
     api: int
     licence: str = ""

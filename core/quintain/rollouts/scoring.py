@@ -57,7 +57,7 @@ async def _scored(
         judged: list[int] = []
         for i, rollout in enumerate(rollouts):
             ending = changes[i].get("ending", rollout.ending)
-            if ending.early:  # the policy left no evidence to judge: the environment says what that is worth
+            if ending.early:  # no evidence to judge: the environment sets the score
                 changes[i][slot] = Score(value=environment.early if slot == "verdict" else 0.0)
             elif not ending.ours:
                 judged.append(i)

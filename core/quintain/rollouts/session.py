@@ -1,4 +1,4 @@
-"""The agent that an environment talks to, over any engine."""
+"""The implementation of `Agent` over any engine."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ POLICY_ENDINGS = frozenset({EndingKind.FINISHED, EndingKind.TRUNCATED, EndingKin
 class Ending:
     """How an episode ended, which limit or error it was, and how often it was tried.
 
-    ``early`` says that the policy broke the episode off before the environment could return evidence.
+    ``early``: the policy broke the episode off before the environment could return evidence.
     """
 
     kind: EndingKind = EndingKind.FINISHED
@@ -52,7 +52,7 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One thing a seat said.
+    """One turn of a seat.
 
     ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with
     results.
@@ -69,7 +69,7 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What a reward says of one rollout: ``total = value + sum(turns)``.
+    """The score of one rollout by one reward: ``total = value + sum(turns)``.
 
     Attributes:
         value: for the rollout as a whole.
@@ -95,13 +95,13 @@ class Score:
         return self.value + math.fsum(self.turns)
 
     def of_seat(self, seat: str) -> float:
-        """What *seat* gets."""
+        """The score of *seat*."""
         return self.seats.get(seat, self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Generic[T, E]):
-    """All that a reward sees, and all that is stored: plain data that can be scored again later.
+    """The record of one episode: what rewards see and what is stored, as plain data that can be scored again.
 
     Attributes:
         task, evidence: what was asked, and what `Environment.rollout` returned.

@@ -17,15 +17,15 @@ def derived_seed(*parts: object) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Interrupt:
-    """Forced interruption: a turn that still thinks after a number of tokens hears *text* and goes on from there.
+    """Forced interruption: *text* is appended to a turn that still thinks after a number of tokens, and it continues.
 
     The number is drawn per turn between *low* and *high* (ScaleRL, 2510.13786, interrupts at 10,000 to 12,000); equal
     bounds are a thinking budget (Qwen3, 2505.09388, section 4.3). The inserted tokens are context: they never train.
 
     Attributes:
         low, high: new tokens of the turn before it is interrupted, both included.
-        text: what is put into the policy's mouth.
-        until: a turn that has said this is left alone; empty interrupts every turn of that length.
+        text: what is appended.
+        until: a turn that contains this text is not interrupted; empty interrupts every turn of that length.
     """
 
     low: int

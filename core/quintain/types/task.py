@@ -40,8 +40,8 @@ class Message:
 class Task:
     """Something to solve. Subclass it (a frozen keyword-only dataclass) for typed fields.
 
-    ``level`` is a difficulty for curricula. ``id`` names the task for ever; left empty it becomes the hash of the
-    content, so the same content has the same id in every process and every run.
+    ``level`` is a difficulty for curricula. ``id`` identifies the task in every run; left empty it becomes
+    the hash of the content, so the same content has the same id in every process.
     """
 
     prompt: str | Sequence[Message]
@@ -82,5 +82,5 @@ def _plain(value: Any) -> Any:
 
 
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """What an author may give as text, as messages."""
+    """A prompt as messages; text becomes one of the user."""
     return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)

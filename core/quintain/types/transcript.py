@@ -1,8 +1,8 @@
-"""The token-exact record of what one seat said and heard.
+"""The token-exact record of one seat's conversation.
 
 A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only
-where a chat template rewrote history (dropped an old thought, say), so that the tokens sampled before and after the
-rewrite each keep the context they were really sampled in. A sampled token trains once, on the branch it was sampled
+where a chat template rewrote history (it dropped an old thought, for example), so that the tokens sampled before and
+after the rewrite each keep the context they were sampled in. A sampled token trains once, on the branch it was sampled
 on; everything else is context.
 """
 
@@ -28,9 +28,9 @@ class Source(IntEnum):
     TOOL = 3
     """The result of a tool."""
     COPY = 4
-    """Text the policy said earlier, rendered again by the template: context only."""
+    """Earlier text of the policy, rendered again by the template: context only."""
     FORCED = 5
-    """Put into the policy's mouth (an interruption): context only."""
+    """Inserted into the policy's turn (an interruption): context only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +189,6 @@ class Recorder:
         return Branch(parent=self._parent, fork=self._fork, ids=ids, sources=sources, logps=logps, versions=versions)
 
     def transcript(self, **about: object) -> Transcript:
-        """The record so far; the recorder can go on."""
+        """The record so far; recording may continue."""
         last = (self._open_branch(),) if self._columns[0] or not self._branches else ()
         return Transcript(branches=(*self._branches, *last), **about)  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """The token bridge: messages in, exact tokens kept.
 
 What was sampled is never decoded and encoded again. For each turn the conversation is rendered as text; where the
-rendering goes on from what was recorded, only the new text is encoded and appended. Where the template rewrote
+rendering continues what was recorded, only the new text is encoded and appended. Where the template rewrote
 history, the transcript branches.
 """
 
@@ -31,7 +31,7 @@ class Conversation:
         self._recorder = Recorder()
 
     def add(self, message: Message) -> None:
-        """Append a message that the policy did not say."""
+        """Append a message of the system, a user or a tool."""
         self._messages.append(message)
 
     def prompt(self) -> list[int]:

@@ -18,8 +18,8 @@ _SLACK = 8
 async def speak(engine: TokenEngine, ids: Sequence[int], how: Sampling) -> Sampled:
     """Continue *ids* by one turn of at most ``how.max_tokens`` sampled tokens.
 
-    Where ``how.interrupt`` is set, the moment is drawn from the turn's seed. A turn that has ended by then, has said
-    what it was to say, or whose context has no room for the text and an answer goes on as it was.
+    Where ``how.interrupt`` is set, the moment is drawn from the turn's seed. A turn is not interrupted where it has
+    ended by then, contains ``until``, or where the context has no room for the text and an answer.
 
     Raises:
         LimitReached, InfrastructureError: as `TokenEngine.sample`.

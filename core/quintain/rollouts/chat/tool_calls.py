@@ -16,7 +16,7 @@ _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parsed:
-    """What a sampled text says: thought, reply, tool calls; a call that cannot be read carries an ``error``."""
+    """The parts of a sampled text: thought, reply, tool calls; a call that cannot be parsed carries an ``error``."""
 
     reply: str
     reasoning: str = ""
@@ -52,7 +52,7 @@ def _call(body: str, name: str) -> ToolCall:
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:
-    """Calls as the model would have written them."""
+    """Calls in the form in which the model writes them."""
     return "".join(
         "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
         for c in calls
