@@ -38,8 +38,8 @@ PENDING: dict[str, int] = {
     "long_files": 2,
     "repeated_classes": 5,
     "member_imports": 82,
-    "kernel lines": 4_774,
-    "package lines": 20_171,
+    "kernel lines": 4_734,
+    "package lines": 20_157,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
+from quintain.cli.info import without_parameters
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces.pieces import KINDS
-from quintain.registry.binding import bind, signature_of, without_parameters
+from quintain.registry.binding import bind, signature_of
 from quintain.registry.local import DECORATORS, components_in
 from quintain.registry.lookup import Registry, load
 

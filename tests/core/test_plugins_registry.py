@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from quintain.cli.listing import kind_of
 from quintain.errors import PluginError, UnknownNameError
-from quintain.registry.discovery import GROUPS, Component, discover, kind_of
+from quintain.registry.discovery import GROUPS, Component, discover
 from quintain.registry.lookup import Registry, current, isolated, load
 
 

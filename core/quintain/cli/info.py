@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import PluginError, UnknownNameError, UsageError
-from ..registry.discovery import Component, kind_of
+from ..registry.discovery import Component
 from ..registry.local import meant
 from ..registry.lookup import Registry, current
 from ..registry.pieces import import_algorithms, installed_pieces
-from .listing import Line, line_of
+from .listing import Line, kind_of, line_of
 
 if TYPE_CHECKING:
     from ..interfaces.algorithm import Row
@@ -288,12 +288,20 @@ def cell(setting: str, value: Any) -> str:
     return shown(value)
 
 
+def without_parameters(doc: str, names: Collection[str]) -> str:
+    """*doc* without its sections ``Args:`` and ``Attributes:``, where they are of none but *names*."""
+    from ..registry.binding import SECTION, parameter_docs
+
+    shown = set(names)
+    # Behind a first line, whose indentation does not count, a section is as it stands in the docstring.
+    kept = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
+    return kept.strip()
+
+
 def print_details(details: Details) -> None:
     """For people."""
     from rich.console import Console
     from rich.text import Text
-
-    from ..registry.binding import without_parameters
 
     console, line = Console(), details.line
     owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none

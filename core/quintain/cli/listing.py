@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from ..errors import PluginError
-from ..registry.discovery import Component, kind_of
+from ..errors import PluginError, UnknownNameError
+from ..registry.discovery import GROUPS, Component
 from ..registry.lookup import Registry, current
 from ..registry.manifest import Entry, Manifest
 
@@ -33,6 +33,26 @@ class Line:
     error: str = ""
 
 
+def kind_of(text: str) -> str:
+    """The kind that *text* names, singular or plural.
+
+    Raises:
+        UnknownNameError: no such kind.
+    """
+    kind = text.strip().lower()
+    for known in GROUPS:
+        if kind in (known, f"{known}s", GROUPS[known]):
+            return known
+    raise UnknownNameError.of("kind", text, [*GROUPS, *(f"{k}s" for k in GROUPS)], f"Kinds: {', '.join(GROUPS)}")
+
+
+def clash(component: Component, registry: Registry) -> str:
+    """The distributions with a component of the same kind and name, and how to say which; empty for none."""
+    named = registry.matching(component.name, component.kind)
+    others = [c.distribution for c in named if c.distribution != component.distribution and c.origin != "local"]
+    return f"{', '.join(others)} uses the same name; write {component.id!r}" if others else ""
+
+
 def line_of(component: Component, registry: Registry) -> Line:
     """What can be said of *component* without importing it; what is broken becomes its `error`."""
     manifest, entry, error = Manifest(api=0), None, ""
@@ -42,9 +62,6 @@ def line_of(component: Component, registry: Registry) -> Line:
     except PluginError as e:
         error = str(e)
     entry = entry or Entry(kind=component.kind, name=component.name, summary="")
-    rivals = registry.clashes(component)
-    if rivals and not error:
-        error = f"{', '.join(c.distribution for c in rivals)} uses the same name; write {component.id!r}"
     return Line(
         kind=component.kind,
         name=component.name,
@@ -57,7 +74,7 @@ def line_of(component: Component, registry: Registry) -> Line:
         needs=entry.needs,
         licence=manifest.licence,
         source=entry.source,
-        error=error,
+        error=error or clash(component, registry),
     )
 
 

@@ -19,7 +19,8 @@ from typing import Literal
 
 from ..errors import PluginError
 from ..registry.discovery import Component
-from ..registry.lookup import Registry, current, lacks_library
+from ..registry.lookup import Registry, current
+from .listing import clash
 
 Status = Literal["ok", "extra", "error"]
 
@@ -100,12 +101,12 @@ def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
         elif component.kind != "command":
             signature_of(loaded)
     except PluginError as e:
-        optional = entry is not None and entry.extra and lacks_library(e, component)
-        return ("extra" if optional else "error"), str(e)
+        cause, package = e.__cause__, component.module.partition(".")[0]
+        foreign = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] != package
+        return ("extra" if entry is not None and entry.extra and foreign else "error"), str(e)
     if entry is None:
         return "error", _unlisted(component, registry)
-    rivals = ", ".join(c.distribution for c in registry.clashes(component))
-    return "ok", f"{rivals} uses the same name; write {component.id!r}" if rivals else ""
+    return "ok", clash(component, registry)
 
 
 def _unlisted(component: Component, registry: Registry) -> str:

@@ -13,7 +13,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,26 +167,19 @@ def type_name(annotation: Any) -> str:
     return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", str(annotation).replace("NoneType", "None"))
 
 
-_SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.M)
+SECTION = re.compile(r"^(?:Args|Attributes):\n((?:[ \t]+.*\n?|\n)+)", re.M)
+"""A section of a docstring that describes parameters; its group is the section's text."""
 
 
 def parameter_docs(doc: str) -> dict[str, str]:
     """The text on each name in the sections ``Args:`` and ``Attributes:`` of a docstring; ``a, b: text`` is of both."""
     docs: dict[str, str] = {}
-    for section in _SECTION.finditer(inspect.cleandoc(doc)):
+    for section in SECTION.finditer(inspect.cleandoc(doc)):
         for item in re.split(r"\n(?=\S)", inspect.cleandoc(section[1])):
             names, colon, text = item.partition(":")
             if colon:
                 docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
     return docs
-
-
-def without_parameters(doc: str, names: Collection[str]) -> str:
-    """*doc* without its sections ``Args:`` and ``Attributes:``, where they are of none but *names*."""
-    shown = set(names)
-    # Behind a first line, whose indentation does not count, a section is as it stands in the docstring.
-    kept = _SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
-    return kept.strip()
 
 
 def _parameters(component: Any) -> list[inspect.Parameter]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from typing import Literal
-
-from ..errors import UnknownNameError
 
 CORE = "quintain"
 
@@ -76,19 +75,6 @@ class Component:
         return f"{self.kind} {self.name!r}{owner}"
 
 
-def kind_of(text: str) -> str:
-    """The kind that *text* names, singular or plural.
-
-    Raises:
-        UnknownNameError: no such kind.
-    """
-    kind = text.strip().lower()
-    for known in GROUPS:
-        if kind in (known, f"{known}s", GROUPS[known]):
-            return known
-    raise UnknownNameError.of("kind", text, [*GROUPS, *(f"{k}s" for k in GROUPS)], f"Kinds: {', '.join(GROUPS)}")
-
-
 def discover() -> list[Component]:
     """Every installed component, by kind and name.
 
@@ -109,8 +95,13 @@ def discover() -> list[Component]:
             components.append(
                 Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
             )
-    order = list(GROUPS)
-    return sorted(components, key=lambda c: (order.index(c.kind), c.name, c.distribution))
+    return in_order(components)
+
+
+def in_order(components: Iterable[Component]) -> list[Component]:
+    """*components* by kind, name and distribution."""
+    kinds = list(GROUPS)
+    return sorted(components, key=lambda c: (kinds.index(c.kind), c.name, c.distribution))
 
 
 def normalise(name: str) -> str:

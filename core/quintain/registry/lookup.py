@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import PluginError, UnknownNameError, meaning, nearest
 from ..tracebacks import place_of, said_by
-from .discovery import GROUPS, PLUGINS, Component, discover, normalise
+from .discovery import PLUGINS, Component, discover, in_order, normalise
 from .local import check_file, lacking, meant
 from .manifest import Entry, Manifest, read
 
@@ -41,9 +41,7 @@ class Registry:
 
     def components(self, kind: str | None = None) -> list[Component]:
         """Every component, or those of one *kind*, sorted by kind and name."""
-        order = list(GROUPS)
-        chosen = [c for c in (*self._found, *self._added) if kind in (None, c.kind)]
-        return sorted(chosen, key=lambda c: (order.index(c.kind), c.name, c.distribution))
+        return in_order(c for c in (*self._found, *self._added) if kind in (None, c.kind))
 
     def add(self, kind: str, name: str, component: Any) -> Component:
         """Register an object of this process, for tests and notebooks; it hides an installed one of the same name."""
@@ -80,10 +78,10 @@ class Registry:
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
         """Every component that ``name`` or ``distribution/name`` can mean."""
         owner, slash, bare = name.rpartition("/")
-        known = [c for c in self.components(kind) if c.name == bare]
+        named = in_order(c for c in (*self._found, *self._added) if c.name == bare and kind in (None, c.kind))
         if slash:
-            return [c for c in known if c.distribution == normalise(owner)]
-        return [c for c in known if c.origin == "local"] or known
+            return [c for c in named if c.distribution == normalise(owner)]
+        return [c for c in named if c.origin == "local"] or named
 
     def load(self, kind: str, name: str) -> Any:
         """The component itself, imported the first time it is asked for.
@@ -118,16 +116,6 @@ class Registry:
         manifest = self.manifest(component)
         return manifest.entry(component) if manifest else None
 
-    def clashes(self, component: Component) -> list[Component]:
-        """Other distributions' components of the same kind and name."""
-        return [
-            c
-            for c in (*self._found, *self._added)  # a listing asks this of everything: no sorting
-            if (c.kind, c.name) == (component.kind, component.name)
-            and c.distribution != component.distribution
-            and c.origin != "local"
-        ]
-
     def _import(self, component: Component) -> Any:
         name, _, attributes = component.target.partition(":")
         local, module = component.origin == "local", None
@@ -157,12 +145,6 @@ class Registry:
             entry = None
         extra = f"[{entry.extra}]" if entry and entry.extra else ""
         return f"pip install {component.distribution + extra!r}"
-
-
-def lacks_library(error: PluginError, component: Component) -> bool:
-    """Whether *component* failed to load because something outside its own package is not installed."""
-    cause = error.__cause__
-    return isinstance(cause, ModuleNotFoundError) and not _own(cause, component)
 
 
 def _own(error: ModuleNotFoundError, component: Component) -> bool:
@@ -231,16 +213,10 @@ def load(kind: str, name: str) -> Any:
 
 @contextmanager
 def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
-    """Inside the block only *components* are installed, and those of the distributions in *keep*.
-
-    The registry is given, so that objects can be added to it::
-
-        with isolated(keep=["quintain"]) as plugins:
-            plugins.add("environment", "mine", Mine)
-    """
+    """Inside the block only *components* are installed, and those of the distributions in *keep*; for tests."""
     global _current
-    before = _current
-    kept = [c for c in before.components() if c.distribution in {normalise(k) for k in keep}] if keep else []
+    before, names = _current, {normalise(name) for name in keep}
+    kept = [c for c in before.components() if c.distribution in names] if names else []
     _current = Registry([*components, *kept])
     try:
         yield _current
