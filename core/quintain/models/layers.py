@@ -102,8 +102,7 @@ class Decoder:
         self.hidden_size: int = config.hidden_size
         self.vocab_size: int = config.vocab_size
         self.heads: int = config.num_attention_heads
-        self.key_heads: int = config.num_key_value_heads
-        self.head_dim: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        _, self.key_heads, self.head_dim = cache_shape(config)
         self.scaling: float = self.head_dim**-0.5
         self.layers = tuple(_layer(i, block) for i, block in enumerate(inner.layers))
         self._embedding = inner.embed_tokens
@@ -284,6 +283,13 @@ def _is_plain(base: nn.Module) -> bool:
         and hasattr(base, "model")
         and hasattr(base.model, "rotary_emb")
     )
+
+
+def cache_shape(config: Any) -> tuple[int, int, int]:
+    """Layers, key heads and head size of a text model's *config*: what it caches of each token, twice."""
+    heads = config.num_attention_heads
+    key_heads = getattr(config, "num_key_value_heads", None) or heads
+    return config.num_hidden_layers, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def has_windows(config: Any) -> bool:

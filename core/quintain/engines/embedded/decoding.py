@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ...models.layers import Decoder, Layer, attend, rms_norm
+from ...models.layers import Decoder, Layer, attend, cache_shape, rms_norm
 from .cache import KVStore, RowCache
 
 
@@ -244,12 +244,11 @@ class ModuleForward:
         self.module = module
         self.device = next(module.parameters()).device
         self.vocab_size: int = module.config.get_text_config().vocab_size
-        text = module.config.get_text_config()
-        heads = text.num_attention_heads
+        layers, key_heads, head_dim = cache_shape(module.config.get_text_config())
         self._store = KVStore(
-            layers=text.num_hidden_layers,
-            key_heads=getattr(text, "num_key_value_heads", None) or heads,
-            head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+            layers=layers,
+            key_heads=key_heads,
+            head_dim=head_dim,
             dtype=next(module.parameters()).dtype,
             device=self.device,
             context=context,

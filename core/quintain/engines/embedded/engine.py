@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
+import math
 from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
+from random import Random, SystemRandom
 from typing import Any
 
 import torch
@@ -22,33 +22,29 @@ from torch import Tensor
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import Codec
+from ...models.layers import cache_shape
 from ...models.load import context_of, load_model
 from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
-from ...types.transcript import Finish, Sampled
+from ...types.transcript import Sampled
 from .decoding import BatchForward, Forward
 from .probe import choose_forward
-from .sampler import Sampler, Stream
+from .sampler import Sampler, decode_burst
 from .scoring import ScoreRequest, score_all
 from .slots import Request, Slots
 from .stopping import StopStrings
 
-BURST_SECONDS = 0.04
-"""Longest time the event loop is kept waiting between steps."""
-
-BURST_STEPS = 64
 PREFILL_TOKENS = 4096
 """Tokens, padding included, of one forward pass over prompts."""
-
-_log = logging.getLogger(__name__)
-_PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
-
 
 SLOTS = 64
 """Sequences decoded at once where nothing says more."""
 MOST_SLOTS = 256
 CACHE_BYTES = 2**31
 """What keys and values may take before a batch is decoded in several parts."""
+
+_log = logging.getLogger(__name__)
+_PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
 
 
 class EmbeddedEngine(TokenEngine):
@@ -145,20 +141,14 @@ class EmbeddedEngine(TokenEngine):
         """How many slots suit a batch of *samples* of about *tokens* each: all of it at once, where keys and values
         then stay small. A function of its arguments alone, since what is decoded together shows in the last digits.
         """
-        config = module.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        row = 2 * config.num_hidden_layers * heads * head_dim * min(tokens, context_of(module)) * 4
-        return max(SLOTS, min(samples, MOST_SLOTS, CACHE_BYTES // row))
+        numbers_per_token = 2 * math.prod(cache_shape(module.config))
+        row_bytes = 4 * numbers_per_token * min(tokens, context_of(module))
+        return max(SLOTS, min(samples, MOST_SLOTS, CACHE_BYTES // row_bytes))
 
     @property
     def shares(self) -> bool:
         """Whether it decodes the learner's own tensors."""
         return self._snapshot is None
-
-    @property
-    def device(self) -> torch.device:
-        return self._forward.device
 
     async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task frees the slot.
@@ -215,12 +205,9 @@ class EmbeddedEngine(TokenEngine):
             self._recompute()
         return self.version
 
-    def attend(self) -> AbstractContextManager[None]:
-        """Say that an episode is alive; see the class and `reproducible`."""
-        return self._attending()
-
     @contextmanager
-    def _attending(self) -> Iterator[None]:
+    def attend(self) -> Iterator[None]:
+        """Say that an episode is alive; see the class and `reproducible`."""
         self._live += 1
         player = _PLAYER.set(object())
         try:
@@ -249,24 +236,20 @@ class EmbeddedEngine(TokenEngine):
             )
         if not ids:
             raise ValueError("an empty prompt: there is nothing to continue")
-        seed = how.seed if how.seed is not None else random.SystemRandom().getrandbits(62)
+        seed = how.seed if how.seed is not None else SystemRandom().getrandbits(62)
+        if how.stop not in self._matchers:  # one per set of strings, so that what it learns about tokens is kept
+            self._matchers[how.stop] = StopStrings(how.stop, self.codec)
         return Request(
             ids=tuple(ids),
             how=how,
             limit=min(how.max_tokens or room, room),
             stop_ids=frozenset((*self.codec.stop_ids, *how.stop_ids)),
-            stops=self._stop_strings(how.stop),
+            stops=self._matchers[how.stop],
             order=(how.seed is None, how.seed or 0, tuple(ids)),
-            stream=Stream(seed),
+            random=Random(seed),  # takes in the whole seed; torch's generator keeps 32 bits of it
             future=asyncio.get_running_loop().create_future(),
             player=_PLAYER.get(),
         )
-
-    def _stop_strings(self, stops: tuple[str, ...]) -> StopStrings:
-        """One matcher per set of strings, so that what it learns about tokens is kept."""
-        if stops not in self._matchers:
-            self._matchers[stops] = StopStrings(stops, self.codec)
-        return self._matchers[stops]
 
     def _wake(self) -> None:
         self._changed.set()
@@ -288,7 +271,7 @@ class EmbeddedEngine(TokenEngine):
         """Run until nothing waits; a failure fails what waits, not the engine."""
         try:
             while self._queue or self._scores or self._slots.live:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0)  # episodes whose turn has ended go on first, and may ask for the next one
                 if self._scores:
                     self._round_over.clear()
                     await _WithoutGradients(self._score())
@@ -343,10 +326,10 @@ class EmbeddedEngine(TokenEngine):
         await score_all(self._forward, batch)
 
     async def _admit(self) -> None:
+        """Give rows to waiting requests, compute what of their prompts no row holds, and sample their first tokens."""
         admission = self._slots.admit(self._queue)
-        admitted = self._running()
-        known = {id(r) for r in admitted}
-        self._queue = [r for r in self._queue if id(r) not in known]
+        running = set(self._running())
+        self._queue = [r for r in self._queue if r not in running]
         if isinstance(self._forward, BatchForward):
             live = self._slots.live
             logits = self._forward.extend(live, [self._rows_request(i).ids for i in live], [0] * len(live))
@@ -355,7 +338,7 @@ class EmbeddedEngine(TokenEngine):
         store = self._forward.store
         assert store is not None
         newest = max((*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0)
-        longest = max((len(r.ids) for r in admitted), default=0)
+        longest = max((len(r.ids) for r in running), default=0)
         store.reserve(newest + 1, longest)
         if admission.copies:
             sources, targets, lengths = zip(*admission.copies, strict=True)
@@ -364,9 +347,10 @@ class EmbeddedEngine(TokenEngine):
         logits_by_row = await self._prefill(admission.extensions, prompts)
         for leader, row in admission.followers:
             logits_by_row[row] = logits_by_row[leader]
-        if admission.followers:
+        if admission.followers:  # only now: the prompt of the leader was computed just before
             leaders, rows = zip(*admission.followers, strict=True)
             store.copy(leaders, rows, max(len(prompts[i]) for i in leaders))
+        # A request may have been cancelled while the prompts of others were computed.
         present = [row for row in sorted(logits_by_row) if self._slots.rows[row].request is not None]
         if present:
             self._first_tokens(present, torch.stack([logits_by_row[row] for row in present]))
@@ -374,8 +358,13 @@ class EmbeddedEngine(TokenEngine):
     async def _prefill(
         self, extensions: Sequence[tuple[int, int]], prompts: Mapping[int, tuple[int, ...]]
     ) -> dict[int, Tensor]:
-        """Compute prompts in passes of similar length, giving way to the event loop between them."""
-        out: dict[int, Tensor] = {}
+        """Compute prompts in passes of similar length, giving way to the event loop between them.
+
+        Args:
+            extensions: rows, and how much of their prompt they hold. Those that hold nothing come first and apart:
+                their attention is plainly causal, which has the faster kernel.
+        """
+        logits_by_row: dict[int, Tensor] = {}
         pending = sorted((start > 0, len(prompts[row]) - start, row, start) for row, start in extensions)
         while pending:
             width, take = 0, 0
@@ -391,14 +380,15 @@ class EmbeddedEngine(TokenEngine):
                 if len(piece) < rest:
                     pending.append((True, rest - len(piece), row, start + len(piece)))
                 else:
-                    out[row] = row_logits
+                    logits_by_row[row] = row_logits
             await asyncio.sleep(0)
-        return out
+        return logits_by_row
 
     def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
         requests = [self._rows_request(row) for row in rows]
-        uniforms = torch.stack([r.uniforms(1)[0] for r in requests]).to(logits.device)
-        ids, logps = Sampler([r.how for r in requests], logits.device).pick(logits, uniforms)
+        uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
+        sampler = Sampler([r.how for r in requests], logits.device)
+        ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             self._rows_request(row).take([token], [logp], self.version)
             self._settle(row)
@@ -412,7 +402,7 @@ class EmbeddedEngine(TokenEngine):
                 self._forward.store.copy(sources, targets, max(lengths))
         rows = range(self._forward.rows if isinstance(self._forward, BatchForward) else self._slots.live[-1] + 1)
         requests = [self._slots.rows[row].request for row in rows]
-        decoded = _decode(self._forward, requests)
+        decoded = decode_burst(self._forward, requests)
         for row, request, tokens, logps in zip(rows, requests, *decoded, strict=True):
             if request is not None:
                 request.take(tokens, logps, self.version)
@@ -421,22 +411,12 @@ class EmbeddedEngine(TokenEngine):
     def _settle(self, row: int) -> None:
         """End the request of *row* if its newest token ends it."""
         request = self._rows_request(row)
-        if request.logps[-1] != request.logps[-1]:
+        if math.isnan(request.logps[-1]):
             raise InfrastructureError("the model gave NaN logits; its weights have diverged or overflow in this dtype")
-        token = request.tokens[-1]
-        stop: str | int | None = None
-        finish: Finish | None = None
-        if token in request.stop_ids:
-            finish, stop = "stop", token
-        elif request.stops and (stop := request.stops.found(request.tokens)) is not None:
-            finish = "stop"
-        elif len(request.tokens) >= request.limit:
-            finish = "length"
-        if finish is None:
-            return
-        self._slots.free(row)
-        if not request.future.done():
-            request.future.set_result(request.sampled(finish, stop))
+        if (finish := request.finish()) is not None:
+            self._slots.free(row)
+            if not request.future.done():
+                request.future.set_result(request.sampled(*finish))
 
     def _rows_request(self, row: int) -> Request:
         request = self._slots.rows[row].request
@@ -464,15 +444,17 @@ class EmbeddedEngine(TokenEngine):
         self._forward.extend(rows, [(0,) if r is None else r.cached for r in requests], [0] * len(rows))
 
     def _fail(self, error: Exception) -> None:
-        waiting = [*self._queue, *self._running()]
-        futures: list[asyncio.Future[Any]] = [r.future for r in waiting] + [s.future for s in self._scores]
+        """Give *error* to all who wait, as our failure, not that of the policy."""
+        futures: list[asyncio.Future[Any]] = [r.future for r in (*self._queue, *self._running())]
+        futures += [score.future for score in self._scores]
         self._clear()
-        kind = error if isinstance(error, InfrastructureError) else None
+        failure = error
+        if not isinstance(error, InfrastructureError):
+            failure = InfrastructureError(f"the embedded engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
         for future in futures:
             if not future.done():
-                wrapped = kind or InfrastructureError(f"the embedded engine failed: {type(error).__name__}: {error}")
-                wrapped.__cause__ = wrapped.__cause__ or (None if wrapped is error else error)
-                future.set_exception(wrapped)
+                future.set_exception(failure)
 
     def _clear(self) -> None:
         self._queue, self._scores = [], []
@@ -513,33 +495,3 @@ class _WithoutGradients:
                 yield waits
             except BaseException as raised:  # noqa: BLE001 - cancellation included: the coroutine decides
                 error = raised
-
-
-def _decode(forward: Forward, requests: Sequence[Request | None]) -> tuple[list[Any], list[Any]]:
-    """Step all rows together; per row the tokens and log-probs, as many as there were steps.
-
-    Rows without a request are stepped along in a fixed batch, and their tokens dropped.
-    """
-    some = [r for r in requests if r is not None]
-    count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in some))
-    stop_ids = frozenset().union(*(r.stop_ids for r in some))
-    watched = [(i, r) for i, r in enumerate(requests) if r is not None and r.stops]
-    filler = some[0]
-    filled = [r or filler for r in requests]
-    sampler = Sampler([r.how for r in filled], forward.device)
-    uniforms = torch.stack([r.uniforms(count) for r in filled], dim=1).to(forward.device)
-    ids = torch.tensor([r.tokens[-1] for r in filled], device=forward.device)
-    steps = forward.steps([len(r.cached) for r in filled], count)
-    tokens: list[list[int]] = []
-    logps: list[Tensor] = []
-    deadline = time.perf_counter() + BURST_SECONDS
-    for i in range(count):
-        ids, step_logps = sampler.pick(steps.step(ids), uniforms[i])
-        newest = ids.tolist()
-        tokens.append(newest)
-        logps.append(step_logps)
-        if not stop_ids.isdisjoint(newest) or time.perf_counter() > deadline:
-            break
-        if any(r.stops.may_end(newest[row]) for row, r in watched):
-            break
-    return list(map(list, zip(*tokens, strict=True))), torch.stack(logps, dim=1).tolist()

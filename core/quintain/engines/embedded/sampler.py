@@ -1,28 +1,50 @@
-"""From logits to a token and its log-prob, each row with its own temperature and its own stream of random numbers."""
+"""From logits to tokens and their log-probs, each row with its own temperature and its own random numbers."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from random import Random
 
 import torch
 from torch import Tensor
 
 from ...types.sampling import Sampling
+from .decoding import Forward
+from .slots import Request
 
-CHUNK = 256
-"""Uniform numbers drawn at a time per request. Fixed, so that the n-th number depends on the seed alone."""
+BURST_SECONDS = 0.04
+"""Longest time the event loop is kept waiting between steps."""
+
+BURST_STEPS = 64
 
 
-class Stream:
-    """The uniform numbers in [0, 1) of one request: a function of its seed alone."""
+def decode_burst(forward: Forward, requests: Sequence[Request | None]) -> tuple[list[list[int]], list[list[float]]]:
+    """Step all rows together until one may have ended; per row its tokens and log-probs, one of each per step.
 
-    def __init__(self, seed: int) -> None:
-        self._random = Random(seed)  # takes in the whole seed; torch's generator keeps 32 bits of it
-
-    def chunk(self) -> Tensor:
-        """The next `CHUNK` numbers, float64."""
-        return torch.tensor([self._random.random() for _ in range(CHUNK)], dtype=torch.float64)
+    Rows without a request are stepped along in a fixed batch, and their tokens dropped.
+    """
+    live = [r for r in requests if r is not None]
+    count = min(BURST_STEPS, min(r.limit - len(r.tokens) for r in live))
+    stop_ids = frozenset().union(*(r.stop_ids for r in live))
+    with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
+    rows = [r or live[0] for r in requests]
+    sampler = Sampler([r.how for r in rows], forward.device)
+    steps = forward.steps([len(r.cached) for r in rows], count)
+    ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
+    tokens: list[list[int]] = []
+    logps: list[Tensor] = []
+    deadline = time.perf_counter() + BURST_SECONDS
+    for _ in range(count):
+        uniforms = torch.tensor([r.random.random() if r else 0.0 for r in requests], dtype=torch.float64)
+        ids, step_logps = sampler.pick(steps.step(ids), uniforms.to(forward.device))
+        newest = ids.tolist()  # the one point per step at which the host waits for the device
+        tokens.append(newest)
+        logps.append(step_logps)
+        if not stop_ids.isdisjoint(newest) or time.perf_counter() > deadline:
+            break
+        if any(r.stops.may_end(newest[row]) for row, r in with_stop_strings):
+            break
+    return [list(row) for row in zip(*tokens, strict=True)], torch.stack(logps, dim=1).tolist()
 
 
 class Sampler:

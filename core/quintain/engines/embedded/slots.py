@@ -8,13 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from random import Random
 
 from ...types.sampling import Sampling
 from ...types.transcript import Finish, Sampled
-from .sampler import Stream
 from .stopping import StopStrings
 
 WORTHWHILE = 16
@@ -30,6 +27,7 @@ class Request:
         limit: new tokens at most.
         stop_ids, stops: what ends it.
         order: sorts requests that wait together.
+        random: gives one number per token, so the n-th token depends on the seed and its logits alone.
         tokens, logps, versions: what was sampled so far; equal lengths.
     """
 
@@ -39,28 +37,26 @@ class Request:
     stop_ids: frozenset[int]
     stops: StopStrings
     order: tuple[object, ...]
-    stream: Stream
+    random: Random
     future: asyncio.Future[Sampled]
     player: object = None
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
-    _drawn: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float64))
-    _used: int = 0
-
-    def uniforms(self, count: int) -> Tensor:
-        """The next *count* numbers of its stream, float64; `use` says how many were needed."""
-        while len(self._drawn) - self._used < count:
-            self._drawn = torch.cat((self._drawn[self._used :], self.stream.chunk()))
-            self._used = 0
-        return self._drawn[self._used : self._used + count]
 
     def take(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
-        """Append what was sampled, one number of the stream each."""
+        """Append what was sampled."""
         self.tokens += tokens
         self.logps += logps
         self.versions += [version] * len(tokens)
-        self._used += len(tokens)
+
+    def finish(self) -> tuple[Finish, str | int | None] | None:
+        """Why the newest token ends it, and the token or string that it stopped at; ``None`` where it goes on."""
+        if self.tokens[-1] in self.stop_ids:
+            return "stop", self.tokens[-1]
+        if self.stops and (string := self.stops.found(self.tokens)) is not None:
+            return "stop", string
+        return ("length", None) if len(self.tokens) >= self.limit else None
 
     def sampled(self, finish: Finish, stop: str | int | None = None) -> Sampled:
         return Sampled(
