@@ -29,7 +29,7 @@ def forward(decoder: Decoder, ids: Tensor) -> Tensor:
         query, key, value = decoder.qkv(layer, hidden, cos, sin)
         hidden = decoder.after_attention(layer, hidden, attend(query, key, value, None, decoder.scaling))
         hidden = decoder.mlp(layer, hidden)
-    return functional.linear(decoder.final_norm(hidden), decoder.head_weight)
+    return functional.linear(decoder.final_norm(hidden), decoder.head.weight)
 
 
 @pytest.mark.parametrize("fused", [False, True])

@@ -124,7 +124,7 @@ class MinibatchLoss:
         statistics = self.scorer.statistics(
             micro.bundles,
             temperature=self.temperature,
-            asked=policies.top["prox_top_ids"][places] if "top" in row.objective.reads else None,
+            asked_NK=policies.top["prox_top_ids"][places] if "top" in row.objective.reads else None,
             prune=row.prune,
             safe=None if chosen is None else chosen[places],
         )

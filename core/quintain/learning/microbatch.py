@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -23,14 +24,12 @@ class Columns:
     @cached_property
     def mu_logp(self) -> Tensor:
         """Log-probs under the sampler, float64."""
-        return torch.tensor([logp for sample in self.batch.samples for logp in _sampled(sample)], dtype=torch.float64)
+        return torch.tensor([logp for _, logp in self._trained], dtype=torch.float64)
 
     @cached_property
     def ids(self) -> Tensor:
         """The tokens themselves."""
-        rows = [row for sample in self.batch.samples for row in sample.sequences]
-        ids = [token for row in rows for token, trains in zip(row.ids, row.mask, strict=True) if trains]
-        return torch.tensor(ids, dtype=torch.long)
+        return torch.tensor([token for token, _ in self._trained], dtype=torch.long)
 
     @cached_property
     def sample(self) -> Tensor:
@@ -41,20 +40,23 @@ class Columns:
     @cached_property
     def starts(self) -> list[int]:
         """Where each sample's tokens begin."""
-        places = [0]
-        for sample in self.batch.samples:
-            places.append(places[-1] + sample.tokens)
-        return places
+        return list(accumulate((sample.tokens for sample in self.batch.samples), initial=0))
 
     def of(self, indices: Sequence[int]) -> Tensor:
         """Flat places of the tokens of some samples, in their order."""
         spans = [torch.arange(self.starts[i], self.starts[i + 1]) for i in indices]
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 
-
-def _sampled(sample: Sample) -> Iterable[float]:
-    for sequence in sample.sequences:
-        yield from (logp for logp, trains in zip(sequence.logps, sequence.mask, strict=True) if trains)
+    @cached_property
+    def _trained(self) -> list[tuple[int, float]]:
+        """Id and log-prob under the sampler."""
+        sequences = (sequence for sample in self.batch.samples for sequence in sample.sequences)
+        return [
+            (token, logp)
+            for sequence in sequences
+            for token, logp, trains in zip(sequence.ids, sequence.logps, sequence.mask, strict=True)
+            if trains
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +64,12 @@ class MicroBatch:
     """Samples whose terms are computed together.
 
     Attributes:
-        members: per bundle, indices into the batch.
-        bundles: their rows.
+        bundles: rows of its samples; what a bundle shares at the start is computed once.
         sample: local sample of each token, [N].
         group: local group of each sample, [S].
         places: flat places of the tokens in the batch's `Columns`, [N].
     """
 
-    members: tuple[tuple[int, ...], ...]
     bundles: tuple[Bundle, ...]
     sample: Tensor
     group: Tensor
@@ -77,12 +77,12 @@ class MicroBatch:
 
     @classmethod
     def of(cls, columns: Columns, members: Sequence[Sequence[int]]) -> MicroBatch:
+        """Those of the samples at *members*, indices into the batch by bundle."""
         samples = columns.batch.samples
         flat = [i for bundle in members for i in bundle]
         counts = torch.tensor([samples[i].tokens for i in flat], dtype=torch.long)
         numbers = {number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))}
         return cls(
-            members=tuple(tuple(bundle) for bundle in members),
             bundles=tuple(_bundle([samples[i] for i in bundle]) for bundle in members),
             sample=torch.arange(len(flat)).repeat_interleave(counts),
             group=torch.tensor([numbers[samples[i].group] for i in flat], dtype=torch.long),
@@ -113,12 +113,12 @@ def micro_batches(
         cost: tokens that a bundle costs.
     """
     samples = columns.batch.samples
-    wanted = set(indices)
-    groups = [[i for i in members if i in wanted and samples[i].tokens] for members in columns.batch.groups]
+    chosen = set(indices)
+    groups = [[i for i in members if i in chosen and samples[i].tokens] for members in columns.batch.groups]
     bundles = [part for group in groups if group for part in _parts(group, samples, budget, level, cost)]
     costs = [cost(_bundle([samples[i] for i in bundle])) for bundle in bundles]
     longest = [max(len(s.ids) for i in bundle for s in samples[i].sequences) for bundle in bundles]
-    order = sorted(range(len(bundles)), key=lambda k: (-longest[k], k))
+    order = sorted(range(len(bundles)), key=lambda k: (-longest[k], k))  # alike together: attention pads to the longest
     filled: list[list[list[int]]] = []
     room = 0
     for k in order:

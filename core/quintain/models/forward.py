@@ -17,16 +17,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from ..errors import UsageError
 from .fused import TrainingDecoder
 from .head import Statistics, statistics
-from .layers import Decoder, attend
+from .layers import Decoder, Layer, attend
 from .probe import agree, plain_log_probs
 
 log = logging.getLogger(__name__)
@@ -68,33 +70,13 @@ class Forward:
         if checkpointing and self.layout != "shared":
             _checkpoint_own_layers(module)
 
-    def statistics(
-        self,
-        bundles: Sequence[Bundle],
-        *,
-        temperature: float = 1.0,
-        math: torch.dtype | None = None,
-        asked: Tensor | None = None,
-        top: int = 0,
-        prune: float = 0.0,
-        safe: Tensor | None = None,
-    ) -> Statistics:
+    def statistics(self, bundles: Sequence[Bundle], **options: Any) -> Statistics:
         """Statistics at all asked places, in the order of bundles, rows and places; options as in `head.statistics`."""
         hidden_ND = self.hidden(bundles)
         targets = [row.ids[place] for bundle in bundles for row in bundle for place in row.places]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
-        with torch.autocast(hidden_ND.device.type, enabled=False):  # `math` alone says what the head computes in
-            return statistics(
-                hidden_ND,
-                self.head_weight,
-                target_N,
-                temperature=temperature,
-                asked_NK=asked,
-                math=math,
-                top=top,
-                prune=prune,
-                safe=safe,
-            )
+        with torch.autocast(hidden_ND.device.type, enabled=False):  # the option `math` alone says what the head uses
+            return statistics(hidden_ND, self.head_weight, target_N, **options)
 
     @property
     def head_weight(self) -> Tensor:
@@ -122,13 +104,10 @@ class Forward:
     def _choose(self, wanted: Layout | Literal["auto"]) -> Layout:
         if wanted == "shared" and self.decoder is None:
             raise UsageError(f"layout 'shared' does not know {type(self.module).__name__}; use 'auto' or 'bucketed'")
-        attention = str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
-        candidates: list[Layout] = [] if wanted == "auto" else [wanted]
-        if wanted == "auto" and self.decoder is not None:
-            candidates.append("shared")
-        if wanted == "auto" and "flash" in attention:
-            candidates.append("packed")
-        candidates.append("bucketed")
+        packs = "flash" in str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
+        possible: dict[Layout, bool] = {"shared": self.decoder is not None, "packed": packs, "bucketed": True}
+        fastest = [layout for layout, works in possible.items() if works]
+        candidates: list[Layout] = fastest if wanted == "auto" else [wanted, "bucketed"]
         chosen: Layout = next((layout for layout in candidates if self._agrees(layout)), "bucketed")
         if chosen != candidates[0]:
             log.warning("layout %r disagrees with the plain forward pass; %r is used", candidates[0], chosen)
@@ -165,13 +144,10 @@ class Forward:
 
     def _bucketed(self, rows: Sequence[Row]) -> Tensor:
         device = self.head_weight.device
-        longest = max(len(row.ids) for row in rows) - 1
-        ids_RT = torch.zeros(len(rows), longest, dtype=torch.long)
-        real_RT = torch.zeros(len(rows), longest, dtype=torch.long)
-        for r, row in enumerate(rows):
-            n = len(row.ids) - 1
-            ids_RT[r, :n] = torch.tensor(list(row.ids[:-1]), dtype=torch.long)
-            real_RT[r, :n] = 1
+        inputs = [torch.tensor(row.ids[:-1], dtype=torch.long) for row in rows]
+        ids_RT = pad_sequence(inputs, batch_first=True)
+        real_RT = pad_sequence([torch.ones_like(ids) for ids in inputs], batch_first=True)
+        longest = ids_RT.shape[1]
         positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
         mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
         hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
@@ -182,11 +158,8 @@ class Forward:
         device = self.head_weight.device
         ids = [i for row in rows for i in row.ids[:-1]]
         positions = [p for row in rows for p in range(len(row.ids) - 1)]
-        starts = 0
-        at: list[int] = []
-        for row in rows:
-            at.extend(starts + place - 1 for place in row.places)
-            starts += len(row.ids) - 1
+        starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)
+        at = [start + place - 1 for start, row in zip(starts, rows, strict=False) for place in row.places]
         ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
         return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
@@ -264,7 +237,9 @@ class Padding:
 
 
 class _Rearrange(torch.autograd.Function):
-    """A gather whose gradient is the inverse gather: copies in padded places carry none (they are masked)."""
+    """A gather whose gradient is the inverse gather: autograd would scatter with additions, which is slower and, on a
+    GPU, in no fixed order. Copies in padded places carry no gradient, since attention masks them.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
@@ -298,7 +273,7 @@ class Plan:
     @classmethod
     def of(cls, bundles: Sequence[Bundle], device: torch.device) -> Plan:
         shared = [shared_start(bundle) for bundle in bundles]
-        if not any(shared):
+        if not any(shared):  # then each row is a bundle of its own, whose attention is plainly causal: a faster kernel
             bundles, shared = [[row] for bundle in bundles for row in bundle], []
         common = shared or [0] * len(bundles)
         ids = [i for n, bundle in zip(shared, bundles, strict=False) for i in bundle[0].ids[:n]]
@@ -327,21 +302,17 @@ def _shared_hidden(decoder: Decoder, plan: Plan, checkpointing: bool) -> Tensor:
     hidden_FD = decoder.embed(plan.ids)
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
     mask = _rest_mask(plan, hidden_FD.dtype)
-    last = decoder.layers[-1].index
 
-    def run(index: int, hidden_FD: Tensor) -> Tensor:
-        layer = decoder.layers[index]
+    def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
         query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
         mixed = _attend(plan, query, key, value, mask, decoder.scaling)
-        if index == last:
+        if layer is decoder.layers[-1]:
             hidden_FD, mixed = hidden_FD.index_select(0, plan.asked), mixed.index_select(0, plan.asked)
         return decoder.mlp(layer, decoder.after_attention(layer, hidden_FD, mixed))
 
     keep = checkpointing and torch.is_grad_enabled()
     for layer in decoder.layers:
-        hidden_FD = (
-            checkpoint(run, layer.index, hidden_FD, use_reentrant=False) if keep else run(layer.index, hidden_FD)
-        )
+        hidden_FD = checkpoint(run, layer, hidden_FD, use_reentrant=False) if keep else run(layer, hidden_FD)
     return decoder.final_norm(hidden_FD)
 
 
@@ -381,9 +352,9 @@ def _cascade(
     query: Tensor, start_k: Tensor, start_v: Tensor, rest_k: Tensor, rest_v: Tensor, mask: Tensor, scaling: float
 ) -> Tensor:
     """Attention of rests [M, G, T, H, E] over shared starts [M, P, K, E] and themselves [M, G, T, K, E]."""
-    m, g, t = query.shape[:3]
+    m, g = query.shape[:2]
     key = torch.cat([start_k.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_k], dim=2).flatten(0, 1)
     value = torch.cat([start_v.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_v], dim=2).flatten(0, 1)
     if mask.shape[0] > 1:
-        mask = mask.expand(m, 1, t, key.shape[1]).repeat_interleave(g, 0)
+        mask = mask.repeat_interleave(g, 0)
     return attend(query.flatten(0, 1), key, value, mask, scaling).unflatten(0, (m, g))

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
@@ -23,9 +23,8 @@ from .layers import Decoder, Layer
 class TrainingDecoder(Decoder):
     """`Decoder` with the functions below; same results up to rounding. Expects flat tokens."""
 
-    def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
-        module = cast(Any, norm)
-        return cast(Tensor, _RmsNorm.apply(hidden, module.weight, module.variance_epsilon, _product_type(hidden)))
+    def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
+        return cast(Tensor, _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, _product_type(hidden)))
 
     def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         weight, epsilon = self.head_norm(layer)

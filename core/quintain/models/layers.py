@@ -10,9 +10,8 @@ leading dimensions, written ``...``.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -66,80 +65,58 @@ class JoinedLinear:
         return self.weight is not None and self.weight.data_ptr() == self.parts[0].weight.data_ptr()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Layer:
-    """One decoder layer: its modules, and those of its linear maps that have one input joined.
+    """One decoder layer: its modules, with those linear maps joined that have one input.
 
     Attributes:
         qkv: query, key and value projections.
         gate_up: the two projections into the feed-forward network.
     """
 
-    index: int
-    attention: nn.Module
-    feedforward: nn.Module
-    before_attention: nn.Module
-    before_feedforward: nn.Module
-    qkv: JoinedLinear
-    gate_up: JoinedLinear
+    def __init__(self, index: int, block: Any) -> None:
+        self.index = index
+        self.attention, self.feedforward = attention, feedforward = block.self_attn, block.mlp
+        self.before_attention, self.before_feedforward = block.input_layernorm, block.post_attention_layernorm
+        self.qkv = JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.gate_up = JoinedLinear(feedforward.gate_proj, feedforward.up_proj)
 
 
 class Decoder:
     """Read-only view of a causal language model; make one with `Decoder.of`.
 
     Attributes:
-        module: the transformers module it reads.
         layers: one `Layer` per decoder layer.
         heads, key_heads, head_dim: H, K, E.
         scaling: factor on the attention scores.
+        embed: ids [...] to hidden states [..., D].
+        head: the output layer, [..., D] to [..., V]; its weight is that of *embed* where the two are tied.
     """
 
-    def __init__(self, module: nn.Module, base: nn.Module) -> None:
-        config: Any = base.config
-        inner = cast(Any, base).model
-        self.module = module
-        self.config: Any = config
-        self.hidden_size: int = config.hidden_size
-        self.vocab_size: int = config.vocab_size
-        self.heads: int = config.num_attention_heads
-        _, self.key_heads, self.head_dim = cache_shape(config)
+    def __init__(self, base: Any) -> None:
+        self.vocab_size: int = base.config.vocab_size
+        self.heads: int = base.config.num_attention_heads
+        _, self.key_heads, self.head_dim = cache_shape(base.config)
         self.scaling: float = self.head_dim**-0.5
-        self.layers = tuple(_layer(i, block) for i, block in enumerate(inner.layers))
-        self._embedding = inner.embed_tokens
-        self._final = inner.norm
-        self._rotary = inner.rotary_emb
-        self._head = cast(Any, base).lm_head
+        self.layers = tuple(Layer(i, block) for i, block in enumerate(base.model.layers))
+        self.embed, self.head = base.model.embed_tokens, base.lm_head
+        self._final_norm, self._rotary = base.model.norm, base.model.rotary_emb
 
     @classmethod
-    def of(cls, module: nn.Module) -> Decoder | None:
+    def of(cls, module: nn.Module) -> Self | None:
         """The view, or ``None`` where *module* is shaped differently and its own forward must be used.
 
         Adapters of peft are seen through: their modules are called, so adapted weights count.
         """
         base = cast(Any, module).get_base_model() if hasattr(module, "get_base_model") else module
-        return cls(module, base) if _is_plain(base) else None
+        return cls(base) if _is_plain(base) else None
 
     @property
     def device(self) -> torch.device:
-        return self._embedding.weight.device
+        return self.embed.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._embedding.weight.dtype
-
-    @property
-    def head_weight(self) -> Tensor:
-        """[V, D]; the embedding itself where the two are tied."""
-        return self._head.weight
-
-    @property
-    def head(self) -> nn.Module:
-        """The output layer as a module, for adapters; [..., D] to [..., V]."""
-        return self._head
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """Ids [...] to hidden states [..., D]."""
-        return self._embedding(ids)
+        return self.embed.weight.dtype
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
         """Cosines and sines, each [..., E], for integer *positions* [...]; angles are computed in float32."""
@@ -158,30 +135,28 @@ class Decoder:
 
     def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The second half of `qkv`, from the joined projections [..., (H + 2 K) E]."""
-        attention = cast(Any, layer.attention)
         heads = joined.unflatten(-1, (-1, self.head_dim))
         query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=-2)
-        if hasattr(attention, "q_norm"):
-            query, key = self.rms_norm(attention.q_norm, query), self.rms_norm(attention.k_norm, key)
+        if hasattr(layer.attention, "q_norm"):
+            query, key = self.rms_norm(layer.attention.q_norm, query), self.rms_norm(layer.attention.k_norm, key)
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def head_norm(self, layer: Layer) -> tuple[Tensor | None, float]:
         """Weights [H + K, E] of the norms of queries and keys, and their epsilon; ``None`` where there are none."""
-        attention = cast(Any, layer.attention)
-        if not hasattr(attention, "q_norm"):
+        if not hasattr(layer.attention, "q_norm"):
             return None, 0.0
-        query, key = attention.q_norm, attention.k_norm
+        query, key = layer.attention.q_norm, layer.attention.k_norm
         weights = (query.weight.expand(self.heads, -1), key.weight.expand(self.key_heads, -1))
         return torch.cat(weights), query.variance_epsilon
 
     def after_attention(self, layer: Layer, hidden: Tensor, mixed: Tensor) -> Tensor:
         """Add the attention's output to *hidden* [..., D]; *mixed* is the mixed values, [..., H, E]."""
-        return hidden + cast(Any, layer.attention).o_proj(mixed.flatten(-2))
+        return hidden + layer.attention.o_proj(mixed.flatten(-2))
 
     def mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
         """Add the feed-forward network's output to *hidden* [..., D]."""
         joined = layer.gate_up(self.rms_norm(layer.before_feedforward, hidden))
-        return hidden + cast(Any, layer.feedforward).down_proj(self.gated(joined))
+        return hidden + layer.feedforward.down_proj(self.gated(joined))
 
     def gated(self, joined: Tensor) -> Tensor:
         """silu(gate) * up of the two [..., 2 W] side by side, [..., W]."""
@@ -189,13 +164,12 @@ class Decoder:
         return functional.silu(gate) * up
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The last norm, [..., D]; what `head_weight` is applied to."""
-        return self.rms_norm(self._final, hidden)
+        """The last norm, [..., D]; what `head` is applied to."""
+        return self.rms_norm(self._final_norm, hidden)
 
-    def rms_norm(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+    def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
         """Root-mean-square norm of *hidden* with the weights of the module *norm*."""
-        module = cast(Any, norm)
-        return rms_norm(hidden, module.weight, module.variance_epsilon)
+        return rms_norm(hidden, norm.weight, norm.variance_epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
@@ -298,19 +272,6 @@ def has_windows(config: Any) -> bool:
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
     return getattr(config, "sliding_window", None) is not None or hasattr(config, "window_size")
-
-
-def _layer(index: int, block: Any) -> Layer:
-    attention, feedforward = block.self_attn, block.mlp
-    return Layer(
-        index=index,
-        attention=attention,
-        feedforward=feedforward,
-        before_attention=block.input_layernorm,
-        before_feedforward=block.post_attention_layernorm,
-        qkv=JoinedLinear(attention.q_proj, attention.k_proj, attention.v_proj),
-        gate_up=JoinedLinear(feedforward.gate_proj, feedforward.up_proj),
-    )
 
 
 def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:

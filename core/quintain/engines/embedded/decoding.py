@@ -211,20 +211,19 @@ class _StepWeights:
     def __init__(self, decoder: Decoder, layer: Layer) -> None:
         self.layer = layer
         self.qkv, self.gate_up = layer.qkv.without_gradient(), layer.gate_up.without_gradient()
-        self._attention, self._feedforward = cast(Any, layer.attention), cast(Any, layer.feedforward)
-        self._output = _plain(self._attention.o_proj)
-        self._down = _plain(self._feedforward.down_proj)
+        self._output = _plain(layer.attention.o_proj)
+        self._down = _plain(layer.feedforward.down_proj)
         self.head_weight, self.epsilon = decoder.head_norm(layer)
 
     def output(self, hidden: Tensor, mixed: Tensor) -> Tensor:
         if self._output is not None:
             return torch.addmm(hidden, mixed, self._output)
-        return hidden + self._attention.o_proj(mixed)
+        return hidden + cast(Tensor, self.layer.attention.o_proj(mixed))
 
     def down(self, hidden: Tensor, inner: Tensor) -> Tensor:
         if self._down is not None:
             return torch.addmm(hidden, inner, self._down)
-        return hidden + self._feedforward.down_proj(inner)
+        return hidden + cast(Tensor, self.layer.feedforward.down_proj(inner))
 
 
 def _plain(part: nn.Module) -> Tensor | None:
