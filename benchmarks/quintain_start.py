@@ -1,4 +1,4 @@
-"""Grows the model that both sides of `benchmarks.time_to_accuracy` start from, or finds it in the cache; says where."""
+"""Train the model that both sides of `benchmarks.time_to_accuracy` start from, or find it in the cache; print where."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import sys
 
 import torch
 
-from quintain.training.nursery import grown
-from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import cast_table
-from quintain.training.screen import Screen
+from quintain.training import ModelRequest, Recipe, Screen, model_source
+from quintain_starter.source import DefaultModel
 
 from .common import Door
 
@@ -25,7 +23,9 @@ def main() -> None:
             "model": {"start": {"args": start_args}},
         }
     )
-    folder = grown([cast_table(table) for table in recipe.environments], recipe, Screen())
+    source = model_source(recipe)
+    assert isinstance(source, DefaultModel)
+    folder = source.train_once(ModelRequest.of(recipe, Screen()))
     door.say(folder=str(folder.resolve()))
 
 

@@ -1,6 +1,6 @@
 """Seconds of training until held-out greedy accuracy first reaches a target: TRL's GRPOTrainer against Quintain.
 
-Both start from the same grown default model, train on the same environment (`arithmetic`) with the same batch, Dr.
+Both start from the same trained default model, train on the same environment (`arithmetic`) with the same batch, Dr.
 GRPO, AdamW without decay, clipping at 1, float32, and are judged by the same verdict on the same held-out tasks
 every few steps, clock stopped. Both run the same sweep of learning rates with every seed; each side counts with its
 own best one: that of the lowest median over the seeds, among those with which most seeds arrive. The ratio is taken
@@ -26,7 +26,7 @@ QUICK = {"steps": 2, "every": 1, "tasks": 10, "groups": 4, "members": 4, "target
 
 
 def start_model(args: Any) -> Path:
-    """The grown default model, from Quintain's cache or grown now, with seed 0."""
+    """The default model with seed 0, from Quintain's cache or trained now."""
     if args.model:
         return Path(args.model).resolve()
     words = [str(args.threads), args.environment, args.environment_args, args.start_args]
@@ -111,10 +111,10 @@ def from_quickstart(args: Any) -> None:
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--model", help="start from this folder instead of the grown default model")
+    parser.add_argument("--model", help="start from this folder instead of the default model")
     parser.add_argument("--environment", help="module:Class (default: the quickstart's, as all that says no default)")
     parser.add_argument("--environment-args", help="its configuration, as JSON")
-    parser.add_argument("--start-args", help="how the default model is grown, as JSON")
+    parser.add_argument("--start-args", help="settings of the default model, as JSON")
     parser.add_argument("--lrs", type=float, nargs="+", help="the sweep (default: 1/3, 1 and 3 times the quickstart's)")
     parser.add_argument("--groups", type=int)
     parser.add_argument("--members", type=int)

@@ -24,9 +24,9 @@ from quintain.learning.terms import Terms
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
-from quintain.training.seedling import build_model, build_tokenizer
 from quintain_compare.comparison import build_comparison, run_comparison
 from quintain_compare.results import RecipeResult, recipe_results
+from quintain_starter.architecture import build_model, build_tokenizer
 
 from .common import Line, Panel, Report, generator, main
 

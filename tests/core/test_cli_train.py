@@ -6,7 +6,6 @@ import json
 import os
 import signal
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,12 +20,14 @@ from quintain.interfaces.engine import Engine, Reply, TokenEngine, Weights
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.service import Service, need
-from quintain.registry.lookup import isolated
+from quintain.models import LoadedModel
+from quintain.registry.lookup import current, isolated
 from quintain.training import build as conducting
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.runs import list_runs
 from quintain.training.screen import program
+from quintain.training.sources import ModelRequest, ModelSource
 from quintain.training.summary import curves
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
@@ -85,7 +86,7 @@ class Textual(Engine):
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    with isolated(keep=["quintain"]) as registry:
+    with isolated(keep=["quintain", "quintain-starter"]) as registry:
         for name, component in (("doubling", Doubling), ("onlytrain", OnlyTrain), ("refereed", Refereed)):
             registry.add("environment", name, component)
         for engine in (Remote, Textual):
@@ -250,20 +251,20 @@ def test_messages_name_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.Mon
     assert program() == f"'{programs}/python' -m quintain"
 
 
-def test_runs_says_that_the_model_grows(
+def test_runs_says_that_the_model_is_prepared(
     capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
 
-    def grown(castings: Any, recipe: Recipe, screen: Any, doing: Any) -> Path:
-        for context in (nullcontext(), doing("growing"), nullcontext()):
-            with context:
-                seen.append(list_runs("runs")[0].state)
-        raise KeyboardInterrupt
+    class Slow(ModelSource):
+        def load(self, request: ModelRequest) -> LoadedModel:
+            seen.append(list_runs("runs")[0].state)
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr("quintain.training.nursery.grown", grown)
-    status, _, err = called(capsys, "--env", "doubling")
-    assert status == 130 and seen == ["running", "growing", "running"]
+    monkeypatch.setattr("quintain.training.build.seed_everything", lambda seed: seen.append(list_runs("runs")[0].state))
+    current().add("model", "slow", Slow)
+    status, _, err = called(capsys, "--env", "doubling", "--model", "slow")
+    assert status == 130 and seen == ["running", "preparing"]
     assert "stopped; go on with: " in err and "quintain train --resume runs/doubling-1" in err
     assert main(["runs"]) == 0 and "stopped" in capsys.readouterr().out
 

@@ -34,12 +34,10 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "training_without_registry": 3,
-    "long_files": 2,
     "repeated_classes": 5,
     "member_imports": 82,
-    "kernel lines": 4_734,
-    "package lines": 20_157,
+    "kernel lines": 4_733,
+    "package lines": 19_137,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -170,6 +170,7 @@ def test_groups_are_the_contract() -> None:
         "engine": "quintain.engines",
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
+        "model": "quintain.models",
         "service": "quintain.services",
         "command": "quintain.commands",
         "hooks": "quintain.plugins",

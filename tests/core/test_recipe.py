@@ -15,6 +15,7 @@ from quintain.interfaces.agent import Limits
 from quintain.training.recipe.errors import line_of
 from quintain.training.recipe.load import bundled
 from quintain.training.recipe.tables import Recipe, override
+from quintain.training.resolve import is_model_source
 
 SMALL = '[[environments]]\nuse = "arithmetic"\n'
 
@@ -25,7 +26,7 @@ def test_defaults() -> None:
     assert (recipe.batch.groups, recipe.batch.members, recipe.batch.min_members) == (32, 8, None)
     assert recipe.algorithm.use == "dr_grpo"
     assert recipe.engine.use == "embedded"
-    assert recipe.model.starts_supervised
+    assert is_model_source(recipe.model.name)
     assert recipe.sampling.how().temperature == 1
     assert recipe.evaluation.how(recipe.sampling).temperature == 0
 
@@ -41,7 +42,8 @@ def test_every_section_takes_its_keys() -> None:
     named = Recipe.parse(FULL, ["model.lora.target_modules=['q_proj']"]).model.lora
     assert named is not None
     assert named.model_dump()["target_modules"] == ["q_proj"]
-    assert not Recipe.parse(FULL, ["model.name=Qwen/Qwen3-0.6B"]).model.starts_supervised
+    assert recipe.model.start.args == {"lr": 1e-3}
+    assert not is_model_source(Recipe.parse(FULL, ["model.name=Qwen/Qwen3-0.6B"]).model.name)
     assert recipe.services["judge"].args == {"url": "http://x"}
     assert recipe.evaluation.tasks is None
     assert recipe.evaluation.test.tasks == 0

@@ -27,7 +27,7 @@ def rows() -> list[str]:
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default model is grown once."""
+    """The default model is trained once."""
     return tmp_path_factory.mktemp("cache")
 
 

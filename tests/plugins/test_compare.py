@@ -397,7 +397,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
 def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a model loads or grows: a word on how to go on, and status 130. A run before it takes its handler away."""
+    """While a model is prepared: a word on how to go on, and status 130. A run before it takes its handler away."""
     real = conducting.conduct
 
     def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:

@@ -26,8 +26,6 @@ from quintain.testing import rollout, run_episode
 from quintain.testing.byte_tokenizer import ByteCodec
 from quintain.training.recipe.tables import EnvironmentTable
 from quintain.training.run_folder import RunFolder
-from quintain.training.seedling import build_tokenizer
-from quintain.training.starter import encoded
 from quintain.types.rollout import Ending, EndingKind, Score
 from quintain.types.task import Message
 from quintain_sft.sources import (
@@ -43,6 +41,8 @@ from quintain_sft.sources import (
 )
 from quintain_sft.sources import source_of as opened
 from quintain_sft.tuning import tune, with_thoughts
+from quintain_starter.architecture import build_tokenizer
+from quintain_starter.warm_start import examples_of
 
 from ..core import parrot
 from ..core.engines import ThoughtlessCodec
@@ -85,13 +85,12 @@ def scored(text: str, verdict: float = 1.0, **fields: Any) -> Rollout[Task, Any]
 
 
 def test_demonstrations_are_encoded_as_for_a_supervised_start() -> None:
-    """The same ids and mask as `quintain.training.starter.encoded`, the environment's system message included."""
+    """The same ids and mask as the default model's warm start, the environment's system message included."""
     codec = HFCodec(build_tokenizer())
     found = source_of(f"{PARROT}:Echo", count=3)
     assert (found.kind, found.environment) == ("demonstrations", f"{PARROT}:Echo")
-    for example, demonstration in zip(found.examples, Echo().demonstrations("train"), strict=False):
+    for example, want in zip(found.examples, examples_of([Echo()], codec), strict=False):
         (row,) = rows_of(example, codec, end_of_turn(codec))
-        want = encoded(demonstration, codec, Echo.system)
         assert (row.sequence().ids, row.sequence().mask) == (want.ids, want.mask)
 
 

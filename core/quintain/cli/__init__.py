@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
-    "start": ("quintain.cli.start:start", "Grow the small default model alone; `train` is quick then."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),
     "list": ("quintain.cli.listing:list_", "List what is installed, importing none of it."),

@@ -28,6 +28,7 @@ RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
     "reward": '[[environments]]\nuse = "..."\nreward = "{use}"',
     "engine": '[engine]\nuse = "{use}"',
+    "model": '[model]\nname = "{use}"',
     "service": '[services.SLOT]\nuse = "{use}"',
     "algorithm": '[algorithm]\nuse = "{use}"',
     "piece": '[algorithm.args.{kind}]\nuse = "{use}"',

@@ -28,8 +28,8 @@ Examples:
   quintain train --resume arithmetic-1
 
 A recipe that begins with extends = "quickstart" (or "pretrained", or the path of another) says only what is to be
-different there; without that line, what it leaves out has the defaults of docs/recipes.md. The default model is grown
-first, for about a minute; `quintain start` does that alone, and it is kept.
+different there; without that line, what it leaves out has the defaults of docs/recipes.md. The default model is
+trained first, for about a minute; `quintain start` does that alone, and it is cached.
 """
 
 
@@ -37,7 +37,7 @@ first, for about a minute; `quintain start` does that alone, and it is kept.
 @click.argument("recipe", required=False, type=click.Path(dir_okay=False))
 @click.option("--env", "-e", help="Environment instead of the recipe's; see `quintain list environments`.")
 @click.option(
-    "--model", "-m", help='Hugging Face id, folder, or "default": the small model that Quintain grows itself.'
+    "--model", "-m", help='Hugging Face id, folder, or "default": the small model that Quintain trains itself.'
 )
 @click.option(
     "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the recipe (repeatable)."
@@ -57,12 +57,14 @@ first, for about a minute; `quintain start` does that alone, and it is kept.
 def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as_json: bool, **choices: Any) -> None:
     """Train a model by reinforcement learning, as RECIPE (a TOML file) says; without one, run the quickstart.
 
-    Ctrl-C saves and stops, also while the default model grows; --resume goes on from there, also after a crash.
+    Ctrl-C saves and stops; --resume continues the run, also after a crash.
     """
-    if choices["model"] not in (None, "default"):
+    if choices["model"] is not None:
         from ..models.hf import check_folder
+        from ..training.resolve import is_model_source
 
-        check_folder(choices["model"])  # before torch is imported
+        if not is_model_source(choices["model"]):
+            check_folder(choices["model"])  # before torch is imported
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
     if dry_run:
@@ -160,7 +162,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Before the run listens itself (while a model loads or grows), SIGTERM, too, ends with a word on how to go on."""
+    """Raise `KeyboardInterrupt` on SIGTERM, too, before the run has its own handlers (while a model is prepared)."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

@@ -24,7 +24,7 @@ SPLITS: tuple[Split, ...] = ("train", "dev", "test")
 
 @dataclass(frozen=True, kw_only=True)
 class Demonstration:
-    """A prompt and a good reply, for a supervised start."""
+    """A prompt and a good reply, for a warm start."""
 
     prompt: str | Sequence[Message]
     reply: str
@@ -88,7 +88,7 @@ class Environment(Generic[T, E]):
         return ""
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
-        """Worked examples for a supervised start; none by default."""
+        """Worked examples for a warm start; none by default."""
         return ()
 
     @classmethod

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..interfaces.tokenizer import Codec as Codec
+    from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
+    from .load import as_device as as_device
     from .load import load_model as load_model
+    from .tokenizer import HFCodec as HFCodec
 
-_HOMES = {"..interfaces.tokenizer": ("Codec",), ".load": ("LoadedModel", "load_model")}
+_HOMES = {
+    "..interfaces.tokenizer": ("Codec",),
+    ".layers": ("fuse_storage",),
+    ".load": ("LoadedModel", "as_device", "load_model"),
+    ".tokenizer": ("HFCodec",),
+}
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(_HOME, key=str.casefold)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from typing import Literal
@@ -22,6 +22,7 @@ GROUPS = {
     "engine": "quintain.engines",
     "learner": "quintain.learners",
     "curriculum": "quintain.curricula",
+    "model": "quintain.models",
     "service": "quintain.services",
     "command": "quintain.commands",
     "hooks": "quintain.plugins",
@@ -34,7 +35,9 @@ PLUGINS = {
     ("engine", "openai"): "quintain-openai",
     ("command", "compare"): "quintain-compare",
     ("command", "sft"): "quintain-sft",
+    ("command", "start"): "quintain-starter",
     ("hooks", "curves"): "quintain-viewer",
+    ("model", "default"): "quintain-starter",
 }
 """Kind and name of components that a plugin of this repository brings, to the distribution to install."""
 
@@ -75,14 +78,13 @@ class Component:
         return f"{self.kind} {self.name!r}{owner}"
 
 
-def discover() -> list[Component]:
-    """Every installed component, by kind and name.
+def discover() -> Iterator[Component]:
+    """Yield every installed component, in the order of `sys.path`.
 
     Distributions are de-duplicated by name, the first on `sys.path` winning, as `importlib.metadata.entry_points` does;
     a stale copy further down is not seen.
     """
     seen: set[str] = set()
-    components: list[Component] = []
     for dist in distributions():
         name, version = _name_and_version(dist)
         if not name or name in seen:
@@ -92,10 +94,7 @@ def discover() -> list[Component]:
         origin = _origin(dist, name) if entry_points else "installed"
         for e in entry_points:
             kind, target = KINDS[e.group], e.value.partition("[")[0].strip()
-            components.append(
-                Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
-            )
-    return in_order(components)
+            yield Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
 
 
 def in_order(components: Iterable[Component]) -> list[Component]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..types.sampling import derived_seed as derived_seed
     from .alerts import spells as spells
     from .build import conduct as conduct
+    from .build import embedded_engine as embedded_engine
     from .build import learner_options as learner_options
     from .build import seed_everything as seed_everything
     from .check import check_recipe as check_recipe
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from .resolve import algorithm as algorithm
     from .resolve import cast_table as cast_table
     from .resolve import chosen as chosen
+    from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
     from .run import Run as Run
     from .run_folder import RunFolder as RunFolder
@@ -42,10 +44,15 @@ if TYPE_CHECKING:
     from .screen import Screen as Screen
     from .screen import clock as clock
     from .screen import for_terminal as for_terminal
-    from .starter import fresh as fresh
+    from .screen import program as program
+    from .sources import ModelRequest as ModelRequest
+    from .sources import ModelSource as ModelSource
+    from .sources import model_source as model_source
+    from .storage import lock_owner as lock_owner
     from .storage import plain as plain
     from .storage import steps_in as steps_in
     from .storage import storing as storing
+    from .storage import take_lock as take_lock
     from .storage import write_atomically as write_atomically
     from .tasks import WINDOW as WINDOW
     from .tasks import Curriculum as Curriculum
@@ -59,20 +66,20 @@ _HOMES = {
     "..services.manager": ("BY_OPTION", "Choice"),
     "..types.sampling": ("derived_seed",),
     ".alerts": ("spells",),
-    ".build": ("conduct", "learner_options", "seed_everything"),
+    ".build": ("conduct", "embedded_engine", "learner_options", "seed_everything"),
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),
     ".interrupts": ("stop_on_signal",),
     ".metrics": ("TRAINING", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
     ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
-    ".resolve": ("algorithm", "cast_table", "chosen", "opened_environments"),
+    ".resolve": ("algorithm", "cast_table", "chosen", "is_model_source", "opened_environments"),
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
     ".runs": ("find_run", "free_name", "model_named"),
-    ".screen": ("Screen", "clock", "for_terminal"),
-    ".starter": ("fresh",),
-    ".storage": ("plain", "steps_in", "storing", "write_atomically"),
+    ".screen": ("Screen", "clock", "for_terminal", "program"),
+    ".sources": ("ModelRequest", "ModelSource", "model_source"),
+    ".storage": ("lock_owner", "plain", "steps_in", "storing", "take_lock", "write_atomically"),
     ".tasks": ("Curriculum", "Pick", "TaskReader", "TaskStream", "WINDOW", "shuffled"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

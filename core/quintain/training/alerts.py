@@ -266,7 +266,7 @@ ALARMS = (
         level=nothing_learned,
         meaning="no sample of the last steps is better or worse than the others of its group, or no gradient is left",
         remedy="If all answers are wrong, take easier tasks, a reward with steps in between, more members per group or "
-        "a supervised start; if all are alike, sample at a higher temperature.",
+        "a warm start; if all are alike, sample at a higher temperature.",
         shows=("success", "zero_variance.all_wrong", "grad_norm"),
     ),
     Alarm(

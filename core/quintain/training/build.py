@@ -14,7 +14,7 @@ from ..interfaces.algorithm import Row
 from ..interfaces.engine import SuggestsSlots, TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import PolicyLearner
-from ..models.load import LoadedModel, load_model
+from ..models.load import LoadedModel
 from ..models.snapshot import Snapshot
 from ..registry.binding import bind
 from ..registry.lookup import current
@@ -33,6 +33,7 @@ from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, en
 from .run import Run, RunState
 from .run_folder import RunFolder
 from .screen import Screen
+from .sources import ModelRequest, model_source
 from .tasks import Curriculum
 from .weight_sync import Publisher
 
@@ -165,24 +166,27 @@ def model_for(
     screen: Screen,
     doing: Callable[[str], AbstractContextManager[None]],
 ) -> LoadedModel:
-    """The model to train: a checkpoint's, a folder's or the hub's, or one grown on demonstrations.
+    """The model to train: that of the checkpoint, or what the recipe's model source brings.
 
     Raises:
-        UsageError: it cannot be loaded, or there are no demonstrations to grow it on.
+        UsageError: it cannot be loaded.
     """
-    table = recipe.model
-    lora = table.lora.model_dump() if table.lora else None
-    name = table.name
-    if (
-        checkpoint is not None and lora is None
-    ):  # with adapters the checkpoint's model has them merged; the base goes under them
-        name = str(checkpoint.model)
-    elif table.starts_supervised:
-        from .nursery import grown
+    request = ModelRequest.of(recipe, screen, castings)
+    # With adapters the checkpoint's model has them merged, and the model below them is needed again.
+    if checkpoint is not None and request.lora is None:
+        return request.load_model(checkpoint.model)
+    with doing("preparing"):
+        return model_source(recipe).load(request)
 
-        name = str(grown(castings, recipe, screen, doing))
-    screen.phase(f"loading {table.name}")
-    return load_model(name, device=table.device, dtype="float32" if table.dtype != "float64" else "float64", lora=lora)
+
+def embedded_engine(model: LoadedModel, *, slots: int) -> TokenEngine:
+    """An engine that decodes the live module of *model*, whoever trains it; `TokenEngine.update` publishes new weights.
+
+    Args:
+        slots: sequences decoded at once at most.
+    """
+    engine: TokenEngine = current().load("engine", "embedded").sharing(model.module, model.codec, slots=slots)
+    return engine
 
 
 def engine_for(recipe: Recipe, model: LoadedModel) -> Any:

@@ -10,6 +10,7 @@ from ..registry.binding import check_args
 from ..services.manager import plan
 from .recipe.tables import Recipe
 from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, engine_kind, shares
+from .sources import model_source
 
 GIVEN = ("policy", "learner", "replay")
 """Service slots that every run fills itself: its engine, its learner, its episodes run again."""
@@ -27,10 +28,7 @@ def check_recipe(recipe: Recipe) -> None:
     check_members(recipe, row)
     as_device(recipe.model.device)
     check_engine(recipe)
-    if recipe.model.starts_supervised:
-        from .starter import grow
-
-        check_args(grow, recipe.model.start.args, who="[model.start]")
+    model_source(recipe)
     castings = [cast_table(table) for table in recipe.environments]
     wanted = {slot for casting in castings for slot in casting.slots} | row.slots
     for slot, component, args in plan(chosen(recipe, row), wanted, dict.fromkeys(GIVEN)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
@@ -14,6 +15,7 @@ from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import Plan
 from ..registry.binding import bind, signature_of
+from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
 from ..services.manager import IN_RECIPE, Choice, opened
 from .recipe.rewards import parse_reward
@@ -92,6 +94,13 @@ def cast(
 def cast_table(table: EnvironmentTable) -> Casting:
     """`cast` for one ``[[environments]]`` of a recipe."""
     return cast(table.use, table.args, reward=table.reward, shaping=table.shaping, system=table.system, table=table)
+
+
+def is_model_source(name: str) -> bool:
+    """Whether ``model.name`` means a component (of a plugin that is not installed, perhaps) and no folder or hub id."""
+    if ":" in name:
+        return not Path(name).exists()
+    return ("model", name) in PLUGINS or bool(current().matching(name, "model"))
 
 
 @asynccontextmanager

@@ -23,17 +23,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
-from ..errors import RunError, StorageError, UnknownNameError, did_you_mean
+from ..errors import RunError, RunLockedError, StorageError, UnknownNameError, did_you_mean
 from ..types.rollout import Group
 from .storage import (
     NO_ROOM,
     drop_leftovers,
-    lock_folder,
+    lock_owner,
     plain,
     remove_tree,
     steps_in,
     storage_error,
     storing,
+    take_lock,
     write_all,
     write_atomically,
 )
@@ -49,10 +50,19 @@ class RunFolder:
 
     def __init__(self, path: str | Path, *, lock: bool = True) -> None:
         self.path = Path(path)
-        self._lock: IO[str] | None = lock_folder(self.path) if lock else None
+        self._lock: IO[str] | None = self._locked() if lock else None
         if lock:
             drop_leftovers(self.path)
             self._cut_partial_line()
+
+    def _locked(self) -> IO[str]:
+        path = self.path / "run.lock"
+        if (lock := take_lock(path)) is not None:
+            return lock
+        owner = lock_owner(path).partition("\n")[0] or "another process"
+        raise RunLockedError(
+            f"run {self.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"
+        )
 
     @classmethod
     def create(cls, path: str | Path, recipe: str) -> RunFolder:

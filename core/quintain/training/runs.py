@@ -13,7 +13,7 @@ from .checkpoint import best
 from .run_folder import RunFolder, no_run
 from .storage import lock_owner
 
-State = Literal["growing", "running", "finished", "stopped"]
+State = Literal["preparing", "running", "finished", "stopped"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ def free_name(folder: str | Path, stem: str) -> str:
 
 
 def _info(path: Path) -> RunInfo:
-    owner = lock_owner(path)
-    state: State = "growing" if owner.endswith("\ngrowing") else "running" if owner else "stopped"
+    owner = lock_owner(path / "run.lock")
+    state: State = "preparing" if owner.endswith("\npreparing") else "running" if owner else "stopped"
     changed = max(p.stat().st_mtime for p in path.iterdir())
     folder = RunFolder(path, lock=False)
     try:

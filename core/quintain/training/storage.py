@@ -1,4 +1,4 @@
-"""Writing files that survive a kill or a full disk: atomic writes, the lock of a folder, leftovers."""
+"""Writing files that survive a kill or a full disk: atomic writes, locks, leftovers."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import RunLockedError, StorageError
+from ..errors import StorageError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _STEP = re.compile(r"step-(\d+)(?:\.parquet)?")
 TEMPORARY = ".tmp-"
 
 
-# The lock is the operating system's: it ends with the process, however that dies. The text in the file is for people.
+def take_lock(path: Path) -> IO[str] | None:
+    """Lock the file at *path*, made where it is missing; ``None`` where another process holds the lock.
 
+    The lock is the operating system's: it ends when the file is closed, or with the process, however that dies. The
+    text in the file tells people who holds it.
 
-def lock_folder(path: Path) -> IO[str]:
+    Raises:
+        StorageError: the file cannot be written.
+    """
     with storing(path):
-        file = open(path / "run.lock", "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the run
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        owner = file.readline().strip() or "another process"
         file.close()
-        raise RunLockedError(
-            f"run {path.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"
-        ) from None
+        return None
     except BaseException:
         file.close()
         raise
@@ -46,9 +47,9 @@ def lock_folder(path: Path) -> IO[str]:
 
 
 def lock_owner(path: Path) -> str:
-    """Who holds the lock of *path*; empty if nobody does."""
+    """Who holds the lock at *path*; empty where nobody does."""
     try:
-        with open(path / "run.lock", encoding="utf-8") as file:
+        with open(path, encoding="utf-8") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:

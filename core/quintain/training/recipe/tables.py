@@ -87,17 +87,16 @@ class LoraTable(_Table):
 
 
 class StartTable(_Table):
-    """``[model.start]``: the supervised start. *enabled* is by default true for the default model alone.
+    """``[model.start]``: settings of the model source that ``model.name`` names, such as ``default``.
 
-    *args* are checked against the signature of `quintain.training.starter.grow`.
+    Folders and models of the hub have none; they leave *args* unread, so that ``--model`` fits any recipe.
     """
 
-    enabled: bool | None = None
     args: Args = {}
 
 
 class ModelTable(_Table):
-    """``[model]``. *name* is ``"default"`` (the model that Quintain grows itself), a Hugging Face id or a folder.
+    """``[model]``. *name* is a Hugging Face id, a folder, or a model source: ``"default"`` trains a small model itself.
 
     *dtype* is what the engine decodes in; the learner's master weights are float32 always.
     """
@@ -107,11 +106,6 @@ class ModelTable(_Table):
     device: Name = "auto"
     lora: LoraTable | None = None
     start: StartTable = StartTable()
-
-    @property
-    def starts_supervised(self) -> bool:
-        """Whether a supervised start comes first."""
-        return self.name == "default" if self.start.enabled is None else self.start.enabled
 
 
 class Component(_Table):

@@ -38,7 +38,7 @@ KEYS = ("learner", "model")
 REFUSED = {
     "name": "say --model",
     "dtype": "weights train in float32; learner.precision=bf16 computes in less",
-    "start": "this is a supervised start itself; `quintain start` grows the default model",
+    "start": "this is supervised training itself; `quintain start` trains the default model",
 }
 """Keys of [model] that have no use here, and what to do instead."""
 NOTES = 20
@@ -154,7 +154,7 @@ def sft(
             option = "--arg sets a field" if args else "--service fills a slot"
             raise UsageError(f"{option} of an environment; {source!r} is read as {found.kind}")
         _announce(screen, found, examples)
-        loaded = _model(recipe, model, seed, screen)
+        loaded = _base_model(recipe, screen)
         learner, report = tune(
             loaded,
             found,
@@ -180,7 +180,7 @@ def sft(
 def _recipe(
     source: str, model: str, folder: str, lr: float, seed: int, args: Sequence[str], overrides: Sequence[str]
 ) -> Recipe:
-    from quintain.training import Recipe, model_named, override
+    from quintain.training import Recipe, is_model_source, model_named, override
 
     for pair in overrides:
         key = override(pair)[0]
@@ -188,7 +188,7 @@ def _recipe(
             raise UsageError(f"--set {pair!r}: here only keys of learner and model can be set, as in learner.betas")
         if key[0] == "model" and key[1] in REFUSED:
             raise UsageError(f"--set {pair!r}: {REFUSED[key[1]]}")
-    path = model if model == "default" else model_named(model, folder)[0]
+    path = model if is_model_source(model) else model_named(model, folder)[0]
     given = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
     given += [f"model.name={json.dumps(path)}", f"learner.lr={float(lr)!r}"]
     given += [f"environments.0.args.{pair}" for pair in args]
@@ -244,20 +244,11 @@ def _announce(screen: Screen, source: Source, asked: int) -> None:
     screen.note(f"{len(source.examples):,} examples from {source.kind} of {source.name}{more}{left}")
 
 
-def _model(recipe: Recipe, named: str, seed: int, screen: Screen) -> LoadedModel:
-    from quintain.models import load_model
-    from quintain.training import fresh, seed_everything
+def _base_model(recipe: Recipe, screen: Screen) -> LoadedModel:
+    from quintain.training import ModelRequest, model_source, seed_everything
 
-    seed_everything(seed)
-    table = recipe.model
-    screen.phase(f"loading {named}")
-    if table.name == "default":
-        if table.lora:
-            raise UsageError("the default model is untrained: adapters alone cannot teach it; leave model.lora out")
-        return fresh(seed, device=table.device)
-    lora = table.lora.model_dump() if table.lora else None
-    dtype = "float64" if table.dtype == "float64" else "float32"
-    return load_model(table.name, device=table.device, dtype=dtype, lora=lora)
+    seed_everything(recipe.run.seed)
+    return model_source(recipe).load_base(ModelRequest.of(recipe, screen, castings=()))
 
 
 def _shown(screen: Screen) -> Any:

@@ -1,9 +1,10 @@
-"""The default model: its tokenizer, its template, and growing it."""
+"""The default model: its tokenizer, its template, and the warm start."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,18 +20,15 @@ from quintain.errors import UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.tools import as_tool
-from quintain.models.load import load_model
-from quintain.models.tokenizer import HFCodec
+from quintain.models import HFCodec, load_model
 from quintain.testing.byte_tokenizer import ByteCodec
-from quintain.training.nursery import grown
-from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import cast_table
-from quintain.training.screen import Screen
-from quintain.training.seedling import CONTEXT, TAGS, build_model, build_tokenizer
-from quintain.training.starter import encoded, examples, grow
+from quintain.training import ModelRequest, Recipe, Screen, model_source, save_model
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TrainingSequence
+from quintain_starter.architecture import CONTEXT, TAGS, build_model, build_tokenizer
+from quintain_starter.source import DefaultModel, untrained
+from quintain_starter.warm_start import Check, WarmStart, WarmStartReport, examples_of, warm_start
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64}
 CODEC = HFCodec(build_tokenizer())
@@ -147,11 +145,27 @@ def test_building_leaves_the_global_random_state_alone() -> None:
     assert torch.rand(1) == expected
 
 
-# ---- growing ---------------------------------------------------------------------------------------------------------
+# ---- warm start ------------------------------------------------------------------------------------------------------
+
+
+class Greeting(Echo):
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        yield Demonstration(prompt="hi", reply="yo", system="s")
+
+
+def train(
+    environment: Echo, seed: int, out: Path, progress: Callable[[Check], None] = lambda check: None, **settings: Any
+) -> WarmStartReport:
+    """The warm start of a small model, saved at *out*."""
+    model = untrained(seed, **SMALL)
+    started = warm_start(model, [environment], WarmStart(**settings), seed=seed, services={}, progress=progress)
+    learner, report = asyncio.run(started)
+    save_model(out, learner, model.codec, {})
+    return report
 
 
 def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
-    sequence = encoded(Demonstration(prompt="hi", reply="yo", system="s"), CODEC)
+    sequence = next(examples_of([Greeting()], CODEC))
     trained = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
     assert CODEC.decode(trained) == "yo<|im_end|>"
     context = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if not m]
@@ -159,7 +173,7 @@ def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
 
 
 def test_environments_take_turns_and_finite_demonstrations_repeat() -> None:
-    found = list(islice(examples([Echo(word="a"), Echo(word="b")], CODEC), 200))
+    found = list(islice(examples_of([Echo(word="a"), Echo(word="b")], CODEC), 200))
     assert [said(s) for s in found] == ["a", "b"] * 100
 
 
@@ -167,16 +181,13 @@ def said(sequence: TrainingSequence) -> str:
     return CODEC.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m], special=False)
 
 
-def test_growing_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path) -> None:
+def test_warm_start_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path) -> None:
     seen: list[int] = []
-    report = grow(
-        [Echo()], 0, tmp_path / "m", lambda c: seen.append(c.steps), target=(0.5, 1.0), lr=3e-3, batch=8, model=SMALL
-    )
+    report = train(Echo(), 0, tmp_path / "m", lambda c: seen.append(c.steps), target=(0.5, 1.0), lr=3e-3, batch=8)
     assert report.reached
     assert 0.5 <= report.accuracy <= 1.0
     assert seen == list(range(10, report.steps + 1, 10))
     assert report.examples == report.steps * 8
-    assert json.loads((tmp_path / "m" / "grown.json").read_text())["accuracy"] == report.accuracy
     model, tokenizer = (kind.from_pretrained(tmp_path / "m") for kind in (AutoModelForCausalLM, AutoTokenizer))
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "dev 1"}], add_generation_prompt=True)["input_ids"]
     out = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False)[0, len(ids) :]
@@ -184,9 +195,11 @@ def test_growing_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path
     assert load_model(tmp_path / "m").codec.stop_ids == tuple(model.config.eos_token_id)
 
 
-def test_growing_is_a_function_of_the_seed(tmp_path: Path) -> None:
+def test_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:
+    count = iter(range(9))
+
     def losses(seed: int) -> list[float]:
-        report = grow([Echo()], seed, tmp_path / f"{seed}", target=(0.0, 0.01), max_steps=20, batch=4, model=SMALL)
+        report = train(Echo(), seed, tmp_path / f"{next(count)}", target=(0.0, 0.01), max_steps=20, batch=4)
         return [c.loss for c in report.checks]
 
     first = losses(0)
@@ -195,7 +208,7 @@ def test_growing_is_a_function_of_the_seed(tmp_path: Path) -> None:
 
 
 def test_a_jump_over_the_target_goes_back_at_half_the_rate(tmp_path: Path) -> None:
-    report = grow([Echo()], 0, tmp_path, target=(0.45, 0.55), lr=1e-2, batch=8, max_steps=100, model=SMALL)
+    report = train(Echo(), 0, tmp_path / "m", target=(0.45, 0.55), lr=1e-2, batch=8, max_steps=100)
     over = [i for i, c in enumerate(report.checks) if c.accuracy > 0.55]
     assert over, "this environment is learned all at once"
     first = over[0]
@@ -205,32 +218,39 @@ def test_a_jump_over_the_target_goes_back_at_half_the_rate(tmp_path: Path) -> No
 
 
 def test_settling_takes_several_checks_while_the_rate_fades(tmp_path: Path) -> None:
-    report = grow([Echo()], 0, tmp_path, target=(0.5, 1.0), settle=4, lr=3e-3, batch=8, model=SMALL)
+    report = train(Echo(), 0, tmp_path / "m", target=(0.5, 1.0), settle=4, lr=3e-3, batch=8)
     last = report.checks[-4:]
     assert all(0.5 <= c.accuracy for c in last)
     assert [c.lr / 3e-3 for c in last] == pytest.approx([1, 1, 1, 0.55])
 
 
 @pytest.mark.parametrize(("environment", "words"), [(Silent(), "no demonstrations"), (Endless(), "longer than")])
-def test_what_cannot_be_grown_on_is_named(environment: Echo, words: str, tmp_path: Path) -> None:
+def test_what_cannot_be_trained_on_is_named(environment: Echo, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):
-        grow([environment], 0, tmp_path, model=SMALL)
+        train(environment, 0, tmp_path / "m")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_grown_model_is_cached_by_what_it_was_grown_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wrong", [{"target": (0.5, 0.4)}, {"settle": 0}, {"batch": 0}, {"check_every": 0}])
+def test_settings_out_of_range_are_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="expected 0 <= low < high <= 1, the others at least 1"):
+        DefaultModel(**wrong)
+
+
+def test_a_model_is_cached_by_what_it_was_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
     text = '[[environments]]\nuse = "arithmetic"\n[model.start.args]\nmax_steps = 2\ncheck_every = 2\ntasks = 4\n'
 
     def run(*changes: str) -> Path:
         recipe = Recipe.parse(text, [f"model.start.args.model={json.dumps(SMALL).replace(':', '=')}", *changes])
-        with Screen(quiet=True) as screen:
-            return grown([cast_table(t) for t in recipe.environments], recipe, screen)
+        source = model_source(recipe)
+        assert isinstance(source, DefaultModel)
+        return source.train_once(ModelRequest.of(recipe, Screen(quiet=True)))
 
     first = run()
-    written = (first / "grown.json").stat().st_mtime_ns
+    written = (first / "quintain.json").stat().st_mtime_ns
     assert run() == first
-    assert (first / "grown.json").stat().st_mtime_ns == written
+    assert (first / "quintain.json").stat().st_mtime_ns == written
     others = {run("run.seed=1"), run("environments.0.args.slips=0.1"), run("model.start.args.lr=1e-4")}
     assert len(others | {first}) == 4
     assert {p.name for p in (tmp_path / "models").iterdir()} == {p.name for p in others | {first}}

@@ -1,6 +1,6 @@
-"""The default model before it learned anything: a small Qwen3-shaped network and a tokenizer of its own.
+"""The default model before any training: a small Qwen3-shaped network and a tokenizer of its own.
 
-Both are made from what is written here, so nothing is downloaded and every machine makes the same ones.
+Both are built from this file alone, so nothing is downloaded and every machine builds the same ones.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ To call one, write
 {% endif %}"""
 """ChatML, tools in the style of Hermes and Qwen; renders as `quintain.testing.byte_tokenizer.ByteCodec` does.
 
-Turns are rendered as they were said, so that a conversation never rewrites its own past.
+Turns are rendered as they were sampled, so that a conversation never rewrites its own past.
 """
 
 
@@ -93,21 +93,21 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges: bytes first, then every word grown letter by letter from its start."""
+    """Vocabulary and merges: bytes first, then every word, built letter by letter from its start."""
     from tokenizers.pre_tokenizers import ByteLevel
 
     alphabet = sorted(ByteLevel.alphabet())
     vocabulary = {letter: i for i, letter in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
     for word in (*STARTS, *(f" {w}" for w in WORDS)):
-        for left, right in _growth(word.replace(" ", "\u0120")):  # how byte-level BPE writes a blank
+        for left, right in _merges(word.replace(" ", "\u0120")):  # how byte-level BPE writes a blank
             if left + right not in vocabulary:
                 vocabulary[left + right] = len(vocabulary)
                 merges.append((left, right))
     return vocabulary, merges
 
 
-def _growth(word: str) -> Iterator[tuple[str, str]]:
+def _merges(word: str) -> Iterator[tuple[str, str]]:
     """The merges that make *word*: letter by letter, or by doubling where it is one letter repeated."""
     size = 1
     while size < len(word):

@@ -1,0 +1,51 @@
+"""`quintain start`: train the default model on an environment's demonstrations, and cache it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import click
+
+from quintain.cli import Count, sigterm_as_ctrl_c
+
+
+@click.command()
+@click.argument("environment")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Seed of weights and order of examples.")
+@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
+@click.option(
+    "--start-arg", "start_args", multiple=True, metavar="KEY=VALUE", help="Setting of the warm start (repeatable)."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
+def start(
+    environment: str, seed: int, args: tuple[str, ...], start_args: tuple[str, ...], quiet: bool, as_json: bool
+) -> None:
+    """Train the small default model on the demonstrations of ENVIRONMENT until it is right now and then, and cache it.
+
+    `quintain train` does this by itself where it has to; after this command it begins at once. The model is cached for
+    this environment, its arguments, the seed and the settings of the warm start (by default those of the quickstart);
+    `train` uses it where all of them are the same. `quintain info default` lists the settings. Interrupted training
+    begins again.
+    """
+    from quintain.training import ModelRequest, Recipe, bundled, for_terminal, model_source, program
+
+    from .source import DefaultModel
+
+    chosen = [f"environments.0.args.{pair}" for pair in args] + [f"model.start.args.{pair}" for pair in start_args]
+    sets = [f"environments=[{{use={json.dumps(environment)}}}]", f"run.seed={seed}", *chosen]
+    recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")  # what `quintain train` begins with
+    source = model_source(recipe)
+    assert isinstance(source, DefaultModel), source
+    with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
+        folder = source.train_once(ModelRequest.of(recipe, screen))
+    report = json.loads((folder / "quintain.json").read_text(encoding="utf-8"))["warm_start"]
+    if as_json:
+        click.echo(json.dumps({**report, "path": str(folder)}))
+        return
+    click.echo(f"{folder}: {report['parameters']:,} parameters")
+    click.echo(f"{report['accuracy']:.1%} right on dev after {report['steps']} updates")
+    words = ["train", "--env", environment, *(["--seed", str(seed)] if seed else [])]
+    words += [word for pair in chosen for word in ("--set", pair)]
+    click.echo(f"next: {program()} {shlex.join(words)}, or: {program()} chat {folder}")

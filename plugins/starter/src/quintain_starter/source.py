@@ -1,0 +1,219 @@
+"""The model source `default`: a warm start per environment, seed and settings, whose result is cached.
+
+::
+
+    ~/.cache/quintain/
+        models/arithmetic-0123456789abcdef/       the trained model, under a hash of all that it depends on
+        locks/arithmetic-0123456789abcdef.lock    held by the process that trains it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from quintain.errors import StorageError, UsageError
+from quintain.evaluation import tasks_of
+from quintain.learning import demonstrations_of
+from quintain.models import HFCodec, LoadedModel, as_device, fuse_storage
+from quintain.training import (
+    ModelRequest,
+    ModelSource,
+    Screen,
+    lock_owner,
+    opened_environments,
+    save_model,
+    storing,
+    take_lock,
+)
+
+from .architecture import CONTEXT, build_model, build_tokenizer
+from .warm_start import HALVINGS, AnyEnvironment, Check, WarmStart, warm_start
+
+FORMAT = 2
+"""Counts up when a model that older code trained must not be taken from the cache."""
+
+POLL_SECONDS = 0.5
+"""Pause between two tries to get a lock that another process holds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DefaultModel(WarmStart, ModelSource):
+    """A small Qwen3-shaped model, trained on the demonstrations of the run's environments until it is right at times.
+
+    Its settings stand under ``[model.start.args]`` of a recipe.
+
+    Attributes:
+        target: least and greatest greedy accuracy on ``dev`` to stop at.
+        check_every: updates between two checks.
+        settle: consecutive checks that must find accuracy in *target*; the learning rate decays over their later half.
+        max_steps: updates at most.
+        lr: learning rate of AdamW, constant after *warmup_steps* until accuracy is in *target*.
+        warmup_steps: updates over which the learning rate rises.
+        batch: examples per update.
+        tasks: of ``dev`` for each environment, at most.
+        model: sizes of the network: hidden, layers, heads, kv_heads, head_dim, intermediate.
+    """
+
+    def load(self, request: ModelRequest) -> LoadedModel:
+        return request.load_model(self.train_once(request))
+
+    def load_base(self, request: ModelRequest) -> LoadedModel:
+        """The model before the warm start.
+
+        Raises:
+            UsageError: adapters are asked for.
+        """
+        if request.lora:
+            raise UsageError("the default model is untrained: adapters alone cannot teach it; leave model.lora out")
+        return untrained(request.seed, device=request.device, **(self.model or {}))
+
+    def train_once(self, request: ModelRequest) -> Path:
+        """Return the folder of the trained model: from the cache, or trained now and cached.
+
+        A process that is stopped or killed meanwhile leaves nothing behind; the next one begins again. One that finds
+        another at work waits for it.
+
+        Raises:
+            UsageError: an environment has no demonstrations, or none that fits the context.
+            StorageError: the cache cannot be written.
+        """
+        return asyncio.run(self._train_once(request))
+
+    async def _train_once(self, request: ModelRequest) -> Path:
+        async with opened_environments(request.castings, request.services) as (environments, services):
+            name = request.castings[0].name
+            plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])  # the last word of module:Class
+            folder = cache_folder() / "models" / f"{plain_name}-{self._hash(environments, request.seed)}"
+            if not _is_complete(folder):
+                async with _locked(folder, request.screen):
+                    if not _is_complete(folder):  # now, too: another process may have trained it meanwhile
+                        await self._train(folder, name, environments, services, request)
+                        return folder
+            request.screen.note(f"the default model for {name} is in the cache: {folder}")
+        return folder
+
+    async def _train(
+        self,
+        folder: Path,
+        name: str,
+        environments: Sequence[AnyEnvironment],
+        services: Mapping[str, Any],
+        request: ModelRequest,
+    ) -> None:
+        screen = request.screen
+        screen.phase(f"training the default model on demonstrations of {name}")
+        screen.note(
+            f"training the default model on demonstrations until it gets {_percent(self.target)} of dev right"
+            + (f" in {self.settle} checks in a row" if self.settle > 1 else "")
+            + f"; 0 % for the first hundred updates or so is normal; at most {self.max_steps} updates"
+        )
+
+        def progress(check: Check) -> None:
+            screen.advance()
+            screen.note(self._line(check))
+
+        model = untrained(request.seed, **(self.model or {}))
+        learner, report = await warm_start(
+            model, environments, self, seed=request.seed, services=services, progress=progress
+        )
+        with _caching():
+            save_model(folder, learner, model.codec, {"warm_start": asdict(report)})
+        if not report.reached:
+            screen.warn(
+                f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} updates, outside its target"
+            )
+
+    def _line(self, check: Check) -> str:
+        about = "about " if check.rough else ""
+        line = f"warm start: {check.steps} updates  loss {check.loss:.3f}  dev {about}{check.accuracy:.1%}"
+        if check.accuracy > self.target[1]:
+            if check.halvings > HALVINGS:
+                return f"{line}  above the target once more: it ends with the check before"
+            return f"{line}  above the target: back to the check before, on at half the learning rate"
+        return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
+
+    def _hash(self, environments: Sequence[AnyEnvironment], seed: int) -> str:
+        """A hash of all that the trained model depends on: settings, tokenizer, and what the environments show."""
+        shown = [
+            {
+                "type": f"{type(e).__module__}.{type(e).__qualname__}",
+                "demonstrations": list(islice(demonstrations_of(e), 64)),
+                "tasks": [task.id for task in tasks_of(e, "dev", 64)],
+                "reward": repr(e.reward),
+                "system": e.system,
+            }
+            for e in environments
+        ]
+        depends_on = {
+            "format": FORMAT,
+            "seed": seed,
+            "settings": asdict(self),
+            "tokenizer": HFCodec(build_tokenizer()).name,
+            "environments": shown,
+        }
+        return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
+    """The default model before the warm start; *sizes* as for `quintain_starter.architecture.build_model`."""
+    module: Any = build_model(seed, **sizes)
+    codec = HFCodec(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
+    module.to(as_device(device))
+    return LoadedModel(module=module, codec=codec, path="default", context=CONTEXT, fused=fuse_storage(module))
+
+
+def cache_folder() -> Path:
+    """Where default models are cached: ``$QUINTAIN_CACHE``, else ``~/.cache/quintain``."""
+    chosen = os.environ.get("QUINTAIN_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "quintain"
+
+
+def _is_complete(folder: Path) -> bool:
+    return (folder / "quintain.json").is_file()
+
+
+@asynccontextmanager
+async def _locked(folder: Path, screen: Screen) -> AsyncIterator[None]:
+    """Hold the lock of the model that is cached at *folder*, after whoever holds it now.
+
+    Raises:
+        StorageError: the lock cannot be written.
+    """
+    path = cache_folder() / "locks" / f"{folder.name}.lock"
+    announced = False
+    with _caching(), storing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        with _caching():
+            lock = take_lock(path)
+        if lock is not None:
+            break
+        if not announced:
+            screen.note(f"{lock_owner(path) or 'another process'} trains this model; waiting for it")
+            announced = True
+        await asyncio.sleep(POLL_SECONDS)
+    with lock:
+        yield
+
+
+@contextmanager
+def _caching() -> Iterator[None]:
+    """Say in a `StorageError` how to put the cache somewhere else."""
+    try:
+        yield
+    except StorageError as e:
+        raise StorageError(f"{e}; name another cache with QUINTAIN_CACHE") from e
+
+
+def _percent(target: tuple[float, float]) -> str:
+    return f"{100 * target[0]:g}-{100 * target[1]:g} %"

@@ -1,0 +1,267 @@
+"""The warm start: a small model learns from an environment's demonstrations until it is right now and then.
+
+Without it a small model never sees a reward. It stops at a low accuracy on purpose: reinforcement learning does the
+rest.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from random import Random
+from typing import Any
+
+from quintain import Environment, Message, Sampling, Task, TokenEngine
+from quintain.errors import UsageError
+from quintain.evaluation import evaluate, tasks_of
+from quintain.learning import (
+    Learner,
+    TrainingSequence,
+    demonstrations_of,
+    encode_conversation,
+    end_of_turn,
+    supervised_updates,
+)
+from quintain.models import Codec, LoadedModel
+from quintain.training import embedded_engine
+
+from .architecture import CONTEXT
+
+FIRST_LOOK = 40
+"""Tasks of a check that are tried first; where next to none of them is right, the others are left out."""
+
+HALVINGS = 5
+"""How often the learning rate is halved because accuracy jumped over the target."""
+
+DECAY = 0.9
+"""Share of the learning rate that is taken off, bit by bit, over the later half of the checks inside the target."""
+
+TOO_LONG = 100
+"""Demonstrations in a row that are longer than the context before training gives up."""
+
+SLOTS = 256
+AnyEnvironment = Environment[Any, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStart:
+    """Settings of the warm start; `quintain_starter.source.DefaultModel` documents them."""
+
+    target: tuple[float, float] = (0.20, 0.35)
+    check_every: int = 10
+    settle: int = 1
+    max_steps: int = 1500
+    lr: float = 1e-3
+    warmup_steps: int = 20
+    batch: int = 32
+    tasks: int = 200
+    model: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.target[0] < self.target[1] <= 1 or min(self.check_every, self.settle, self.batch) < 1:
+            raise UsageError(
+                f"warm start: target {self.target}, check_every {self.check_every}, settle {self.settle}, "
+                f"batch {self.batch}; expected 0 <= low < high <= 1, the others at least 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Greedy *accuracy* on ``dev`` after *steps* updates, and the mean training *loss* (nats per token) before it.
+
+    Attributes:
+        lr: learning rate of the updates before the check.
+        rough: whether accuracy comes from `FIRST_LOOK` alone.
+        inside: consecutive checks that found accuracy in the target, this one included.
+        halvings: checks that found it above the target, this one included.
+    """
+
+    steps: int
+    accuracy: float
+    loss: float
+    lr: float
+    rough: bool
+    inside: int
+    halvings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class WarmStartReport:
+    """The outcome of a warm start.
+
+    Attributes:
+        reached: false where *max_steps* or too many halvings ended it outside the target.
+        accuracy: greedy, on ``dev``.
+        steps: updates that the weights went through; *examples* those of these updates.
+        tokens: that trained, those of updates that were taken back included.
+    """
+
+    reached: bool
+    accuracy: float
+    steps: int
+    examples: int
+    tokens: int
+    seconds: float
+    parameters: int
+    checks: tuple[Check, ...]
+
+
+async def warm_start(
+    model: LoadedModel,
+    environments: Sequence[AnyEnvironment],
+    settings: WarmStart,
+    *,
+    seed: int,
+    services: Mapping[str, Any],
+    progress: Callable[[Check], None] = lambda check: None,
+) -> tuple[Learner, WarmStartReport]:
+    """Train *model* in place until accuracy has settled in the target; return the learner and the report.
+
+    Where a check finds accuracy above the target, the weights go back to those of the check before it and training
+    continues at half the learning rate, with new examples.
+
+    Args:
+        environments: their demonstrations take turns, and their accuracies are averaged.
+        seed: of the order of examples.
+        services: by slot, started; for environments and rewards that need some.
+        progress: called after each check.
+
+    Raises:
+        UsageError: an environment has no demonstrations, or none that fits the context.
+        NoTasksError: an environment has no tasks in ``dev``.
+    """
+    began = time.monotonic()
+    engine = embedded_engine(model, slots=SLOTS)
+    learner = Learner(model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98))
+    low, high = settings.target
+    examples = _shuffled(examples_of(environments, model.codec), Random(seed))
+    steps = tokens = inside = halvings = 0
+    accuracy, lr, longest = 0.0, settings.lr, 1
+    checks: list[Check] = []
+    async with engine:
+        tasks = [tasks_of(environment, "dev", settings.tasks) for environment in environments]
+        accepted = copy.deepcopy(learner.state_dict())
+        while steps < settings.max_steps and inside < settings.settle and halvings <= HALVINGS:
+            rate = lr * (1 - DECAY * max(0.0, 2 * inside / settings.settle - 1))
+            batches = [list(islice(examples, settings.batch)) for _ in range(settings.check_every)]
+            updates = list(supervised_updates(learner, batches, lr=lambda _, rate=rate: rate))
+            tokens += sum(update.tokens for update in updates)
+            longest = max(longest, *(sum(sequence.mask) for batch in batches for sequence in batch))
+            await engine.update(learner.weights())
+            greedy = Sampling(temperature=0.0, max_tokens=longest + longest // 4 + 4)
+            measured, rough = await _accuracy(engine, environments, tasks, greedy, services, least=low / 2)
+            above = measured > high
+            if above:
+                halvings += 1
+            else:
+                inside = inside + 1 if measured >= low else 0
+            check = Check(
+                steps=steps + settings.check_every,
+                accuracy=measured,
+                loss=math.fsum(update.loss for update in updates) / len(updates),
+                lr=rate,
+                rough=rough,
+                inside=inside,
+                halvings=halvings,
+            )
+            checks.append(check)
+            progress(check)
+            if above:
+                learner.load_state_dict(copy.deepcopy(accepted))
+                lr /= 2
+            else:
+                steps, accuracy = check.steps, measured
+                accepted = copy.deepcopy(learner.state_dict())
+    return learner, WarmStartReport(
+        reached=inside > 0,
+        accuracy=accuracy,
+        steps=steps,
+        examples=steps * settings.batch,
+        tokens=tokens,
+        seconds=time.monotonic() - began,
+        parameters=model.parameters,
+        checks=tuple(checks),
+    )
+
+
+async def _accuracy(
+    engine: TokenEngine,
+    environments: Sequence[AnyEnvironment],
+    tasks: Sequence[Sequence[Task]],
+    greedy: Sampling,
+    services: Mapping[str, Any],
+    *,
+    least: float,
+) -> tuple[float, bool]:
+    """Return the mean accuracy over environments, and whether it is that of `FIRST_LOOK`, since it is below *least*."""
+
+    async def share(environment: AnyEnvironment, some: Sequence[Task]) -> float:
+        evaluation = await evaluate(
+            environment,
+            engine,
+            split="dev",
+            tasks=some,
+            how=greedy,
+            services={**services, "policy": engine},
+            concurrency=SLOTS,
+        )
+        return evaluation.accuracy.value if evaluation.accuracy else 0.0
+
+    first = [await share(e, some[:FIRST_LOOK]) for e, some in zip(environments, tasks, strict=True)]
+    mean = math.fsum(first) / len(first)
+    if mean < least:
+        return mean, True
+    accuracies = []
+    for environment, some, accuracy in zip(environments, tasks, first, strict=True):
+        rest = some[FIRST_LOOK:]
+        right_of_rest = await share(environment, rest) * len(rest) if rest else 0.0
+        accuracies.append((accuracy * len(some[:FIRST_LOOK]) + right_of_rest) / len(some))
+    return math.fsum(accuracies) / len(accuracies), False
+
+
+def examples_of(environments: Sequence[AnyEnvironment], codec: Codec) -> Iterator[TrainingSequence]:
+    """Yield the demonstrations of ``train`` as token sequences, over and over; environments take turns.
+
+    Raises:
+        UsageError: an environment has no demonstrations, or none that fits the context.
+    """
+    sources = [_repeated(environment) for environment in environments]
+    end, too_long = end_of_turn(codec), 0
+    while True:
+        for source, environment in zip(sources, environments, strict=True):
+            prompt, reply = next(source)
+            messages = [*prompt, Message("assistant", reply)]
+            (sequence,) = encode_conversation(messages, (len(prompt),), codec, end)
+            too_long = too_long + 1 if len(sequence.ids) > CONTEXT else 0
+            if too_long > TOO_LONG:
+                raise UsageError(
+                    f"{type(environment).__name__}: {TOO_LONG} demonstrations in a row are longer than the {CONTEXT} "
+                    "tokens of the default model; shorten them, or train a pretrained model with --model"
+                )
+            if not too_long:
+                yield sequence
+
+
+def _repeated(environment: AnyEnvironment) -> Iterator[tuple[tuple[Message, ...], str]]:
+    while True:
+        empty = True
+        for demonstration in demonstrations_of(environment):
+            empty = False
+            yield demonstration
+        if empty:
+            raise UsageError(
+                f"{type(environment).__name__} has no demonstrations to train the default model on: define "
+                "demonstrations(self, split), or start from a pretrained model with --model"
+            )
+
+
+def _shuffled(source: Iterator[TrainingSequence], rng: Random, window: int = 256) -> Iterator[TrainingSequence]:
+    """Yield the same sequences in an order that depends on *rng*, shuffled one window at a time."""
+    while True:
+        part = list(islice(source, window))
+        rng.shuffle(part)
+        yield from part

@@ -1,0 +1,258 @@
+"""The cache of the default model: trained once, by one process at a time, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+from quintain.cli import main
+from quintain.cli.train import _recipe, train
+from quintain.errors import StorageError, UnknownNameError, UsageError
+from quintain.interfaces.environment import Demonstration, Environment
+from quintain.interfaces.reward import reward
+from quintain.learning.learner import Learner
+from quintain.testing import isolated_plugins
+from quintain.training import ModelRequest, Recipe, Screen, model_source, take_lock
+from quintain.training.resolve import Casting
+from quintain.types.rollout import Rollout
+from quintain.types.task import Task
+from quintain_starter.source import DefaultModel
+
+ARGS = """
+[[environments]]
+use = "saying"
+[model.start.args]
+model = { hidden = 32, layers = 1, heads = 2, kv_heads = 1, head_dim = 16, intermediate = 64 }
+lr = 3e-3
+batch = 8
+check_every = 5
+tasks = 8
+max_steps = 60
+"""
+SETTLES = "target = [0.5, 1.0]\nsettle = 3\n"
+JUMPS = "target = [0.4, 0.6]\nlr = 1e-2\n"
+
+
+@reward(range=(0, 1))
+def says_it(rollout: Rollout[Task, None]) -> float:
+    return float(rollout.reply == rollout.task.answer)
+
+
+class Saying(Environment[Task, None]):
+    """Say a letter; learned within a few updates."""
+
+    reward = says_it
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        for i in range(8 if split != "train" else 64):
+            yield Task(prompt=f"{split} {i}", answer="a")
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            yield Demonstration(prompt=task.prompt, reply="a")
+
+
+class Watched(Screen):
+    """Keeps the lines, and does something at each check."""
+
+    def __init__(self, at_check: Callable[[int], None] = lambda check: None) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self._checks, self._at_check = 0, at_check
+
+    def _print(self, text: str) -> None:
+        self.lines.append(text)
+
+    def advance(self, piece: object = None) -> None:
+        self._checks += 1
+        self._at_check(self._checks)
+
+    def said(self, words: str) -> list[str]:
+        return [line for line in self.lines if words in line]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
+    monkeypatch.setattr("quintain.training.program", lambda: "quintain")
+    return tmp_path / "models"
+
+
+def source_and_request(screen: Screen, settings: str = SETTLES) -> tuple[DefaultModel, ModelRequest]:
+    own = {line.partition(" =")[0] for line in settings.splitlines()}
+    shared = "".join(line + "\n" for line in ARGS.splitlines() if line.partition(" =")[0] not in own)
+    recipe = Recipe.parse(shared + settings)
+    source = model_source(recipe)
+    assert isinstance(source, DefaultModel)
+    return source, ModelRequest.of(recipe, screen, [Casting(name="saying", component=Saying)])
+
+
+def trained(screen: Screen, settings: str = SETTLES) -> Path:
+    source, request = source_and_request(screen, settings)
+    return source.train_once(request)
+
+
+def taken(folder: Path) -> tuple[bytes, dict[str, Any]]:
+    """Weights and report of a cached model, times aside; it leaves the cache."""
+    report = json.loads((folder / "quintain.json").read_text())["warm_start"]
+    del report["seconds"]
+    weights = (folder / "model.safetensors").read_bytes()
+    shutil.rmtree(folder)
+    return weights, report
+
+
+def test_a_run_loads_what_is_cached(cache: Path) -> None:
+    """The source trains and caches the first time, and loads the same weights the second time."""
+    first, second = Watched(), Watched()
+    weights = []
+    for screen in (first, second):
+        source, request = source_and_request(screen)
+        weights.append([p.detach().clone() for p in source.load(request).module.parameters()])
+
+    assert not first.said("is in the cache") and second.said("the default model for saying is in the cache")
+    assert all((a == b).all() for a, b in zip(*weights, strict=True))
+
+
+def test_stopped_training_leaves_nothing_and_begins_again(cache: Path) -> None:
+    """Weights, report and every check are those of undisturbed training."""
+    undisturbed = taken(trained(Watched()))
+
+    def stop(check: int) -> None:
+        if check == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(Watched(stop))
+
+    assert not list(cache.iterdir())
+    assert undisturbed == taken(trained(Watched()))
+
+
+def test_a_second_process_waits_for_the_first(cache: Path) -> None:
+    """It says who trains the model, and takes the model that is in the cache then."""
+    folder = trained(Watched())
+    away = folder.rename(folder.with_name("away"))
+    lock = take_lock(cache.parent / "locks" / f"{folder.name}.lock")
+    assert lock is not None
+
+    def finish() -> None:
+        time.sleep(1.0)
+        away.rename(folder)
+        lock.close()
+
+    screen = Watched()
+    other = threading.Thread(target=finish)
+    other.start()
+    assert folder == trained(screen)
+    other.join()
+    (note,) = screen.said("waiting for it")
+    assert f"process {os.getpid()} on " in note and "trains this model" in note
+    assert screen.said("is in the cache") and not screen.said("warm start:")
+
+
+def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is trained."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "file"))
+    monkeypatch.setattr(Learner, "supervised_step", lambda *args: pytest.fail("trained"))
+    with pytest.raises(StorageError, match="name another cache with QUINTAIN_CACHE"):
+        trained(Watched())
+
+
+def test_what_the_warm_start_says() -> None:
+    screen = Watched()
+    trained(screen, SETTLES)
+    assert screen.lines[0] == (
+        "training the default model on demonstrations until it gets 50-100 % of dev right in 3 checks in a row; "
+        "0 % for the first hundred updates or so is normal; at most 60 updates"
+    )
+    assert [line.rpartition("  ")[2] for line in screen.lines[-3:]] == [f"in the target {n}/3" for n in (1, 2, 3)]
+    screen = Watched()
+    trained(screen, JUMPS)
+    assert screen.said("above the target: back to the check before, on at half the learning rate")
+
+
+def test_the_base_model_is_untrained(capsys: pytest.CaptureFixture[str]) -> None:
+    """It depends on the seed alone, and takes no adapters."""
+    source, request = source_and_request(Watched())
+    base = source.load_base(request)
+    assert base.parameters < 100_000
+    assert main(["sft", "arithmetic", "--set", "model.lora.r=4", "--json"]) == 2
+    assert "leave model.lora out" in json.loads(capsys.readouterr().out)["error"]["message"]
+
+
+def test_a_missing_plugin_is_named() -> None:
+    """The model `default` and the command `start` say what to install."""
+    with isolated_plugins(), pytest.raises(UnknownNameError, match="pip install quintain-starter"):
+        model_source(Recipe.parse('[[environments]]\nuse = "saying"\n'))
+
+
+def test_start_trains_what_train_then_finds(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`quintain start` takes the settings of the quickstart, so that `quintain train` need not train it again."""
+    model = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=64}"
+    settings = [f"model={model}", "max_steps=2", "check_every=2", "tasks=4", "settle=1", "target=[0.0, 0.5]"]
+    words = [word for pair in settings for word in ("--start-arg", pair)]
+    assert main(["start", "arithmetic", "--seed", "7", "--arg", "slips=0.5", *words]) == 0
+    (_, command), *_ = [
+        line.split("next: quintain ") for line in capsys.readouterr().out.splitlines() if "next" in line
+    ]
+    argv = shlex.split(command.partition(", or: ")[0])
+    with train.make_context("train", argv[1:]) as context:
+        choices = {k: v for k, v in context.params.items() if k in ("env", "model", "overrides", "seed")}
+    recipe = _recipe(None, **choices)
+    screen, source = Watched(), model_source(recipe)
+    assert isinstance(source, DefaultModel)
+    assert source.train_once(ModelRequest.of(recipe, screen)).parent == cache
+    assert screen.said("is in the cache") and recipe.run.seed == 7 and recipe.learner.lr == 6e-5
+
+
+def test_settings_of_the_warm_start_are_checked() -> None:
+    with pytest.raises(UsageError, match=r"\[model.start\] has no argument 'lrr'; did you mean 'lr'"):
+        model_source(Recipe.parse(f"{ARGS}lrr = 1\n"))
+
+
+@pytest.mark.slow
+def test_signals_and_kills_of_real_processes(tmp_path: Path) -> None:
+    """`quintain start`, ended by each signal in turn, then left alone, ends with the weights of one undisturbed."""
+    undisturbed = tmp_path / "undisturbed"
+    assert started(undisturbed, None) == 0
+    disturbed = tmp_path / "disturbed"
+    for number, status in ((signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)):
+        assert started(disturbed, number) == status
+        assert not list((disturbed / "models").glob("*"))
+    assert started(disturbed, None) == 0
+    (first,), (second,) = ([*(place / "models").glob("*/model.safetensors")] for place in (undisturbed, disturbed))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def started(cache: Path, number: signal.Signals | None) -> int:
+    """Status of `quintain start`, sent signal *number* at its second check."""
+    model = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=64}"
+    settings = [f"model={model}", "max_steps=240", "check_every=4", "tasks=4", "batch=4"]
+    words = [word for pair in settings for word in ("--start-arg", pair)]
+    run = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    run += "import sys; from quintain.cli import main; sys.exit(main())"
+    argv = [sys.executable, "-c", run, "start", "arithmetic", *words]
+    env = {**os.environ, "QUINTAIN_CACHE": str(cache)}
+    with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        checks = 0
+        for line in process.stderr:
+            checks += line.startswith("warm start: ")
+            if number is not None and checks == 2 and line.startswith("warm start: "):
+                process.send_signal(number)
+    return process.returncode
