@@ -36,8 +36,8 @@ SLACK = 40
 PENDING: dict[str, int] = {
     "repeated_classes": 5,
     "member_imports": 82,
-    "kernel lines": 4_733,
-    "package lines": 19_137,
+    "kernel lines": 4_728,
+    "package lines": 19_133,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -68,22 +68,17 @@ def cons_at_k(votes: Sequence[Vote], k: int) -> float:
         ValueError: unless ``1 <= k <= len(votes)``.
     """
     _check_k(len(votes), k)
-    sizes, right = _ballots(votes)
-    silent = sizes.pop(None, 0)
+    judged: defaultdict[Hashable | None, list[float]] = defaultdict(list)
+    for answer, value in votes:
+        judged[answer].append(float(value))
+    silent = len(judged.pop(None, ()))
+    sizes = Counter({a: len(v) for a, v in judged.items()})
+    right = {a: math.fsum(v) / len(v) for a, v in judged.items()}
     ways = sum(value * _wins(sizes, silent, answer, k) for answer, value in right.items() if value > 0)
     return min(1.0, ways / math.comb(len(votes), k))
 
 
-def _ballots(votes: Sequence[Vote]) -> tuple[Counter[Hashable | None], dict[Hashable, float]]:
-    """How many samples gave each answer, and how right each answer is on average."""
-    judged: defaultdict[Hashable | None, list[float]] = defaultdict(list)
-    for answer, value in votes:
-        judged[answer].append(float(value))
-    right = {a: math.fsum(v) / len(v) for a, v in judged.items() if a is not None}
-    return Counter({a: len(v) for a, v in judged.items()}), right
-
-
-def _wins(sizes: Counter[Hashable | None], silent: int, answer: Hashable, k: int) -> float:
+def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> float:
     """Number of k-subsets that *answer* wins, a tie with t others counting ``1 / (1 + t)``."""
     others = [size for other, size in sizes.items() if other != answer]
     total = 0.0

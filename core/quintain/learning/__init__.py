@@ -1,5 +1,6 @@
 """Learning: the pieces of the methods, the table of presets, and the learner that runs them. Needs torch."""
 
+from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
 from .algorithms import PRESETS
 from .batch import Batch, Sample
@@ -19,6 +20,7 @@ from .terms import Terms
 
 __all__ = [
     "PRESETS",
+    "SUCCESS",
     "Batch",
     "Learner",
     "Sample",
@@ -34,6 +36,7 @@ __all__ = [
     "end_of_turn",
     "join_thought",
     "objectives",
+    "reaches",
     "split_thought",
     "supervised_updates",
 ]

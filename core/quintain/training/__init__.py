@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
     from ..services.manager import Choice as Choice
+    from ..types.rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
+    from ..types.rollout import reaches as reaches
     from ..types.sampling import derived_seed as derived_seed
     from .alerts import spells as spells
     from .build import conduct as conduct
@@ -64,6 +66,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "..rollouts.runner": ("Job", "run_groups"),
     "..services.manager": ("BY_OPTION", "Choice"),
+    "..types.rollout": ("SCORE_TOLERANCE", "reaches"),
     "..types.sampling": ("derived_seed",),
     ".alerts": ("spells",),
     ".build": ("conduct", "embedded_engine", "learner_options", "seed_everything"),

@@ -69,13 +69,8 @@ class Sampling:
     interrupt: Interrupt | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("temperature", 0, 100),
-            ("top_p", 0, 1),
-            ("top_k", 0, 2**31),
-            ("min_p", 0, 1),
-            ("prune", 0, 1),
-        ):
+        ranges = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (0, 2**31), "min_p": (0, 1), "prune": (0, 1)}
+        for name, (low, high) in ranges.items():
             value = getattr(self, name)
             if not low <= value <= high:
                 raise ValueError(f"sampling.{name} is {value}; expected {low} to {high}")

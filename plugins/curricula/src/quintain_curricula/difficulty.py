@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from quintain import Group, Task
 from quintain.errors import NoTasksError
 from quintain.training import (
+    SCORE_TOLERANCE,
     Job,
     derived_seed,
     failures_in,
     plain,
+    reaches,
     run_groups,
     success_of,
     times,
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
 Rates = dict[str, float | None]
 CHUNK = 256
 """Tasks whose rollouts are held in memory together, and lost together where the process ends."""
-_TOLERANCE = 1e-9
 
 
 @dataclass(kw_only=True)
@@ -78,7 +79,7 @@ async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, An
     low, high = plan.keep
     kept = []
     for rates, table in zip(found.rates, run.recipe.environments, strict=True):
-        kept.append([t for t, r in rates.items() if r is None or low - _TOLERANCE <= r <= high + _TOLERANCE])
+        kept.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
         said = f"{len(kept[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
         if not kept[-1]:
             raise NoTasksError(
@@ -143,5 +144,5 @@ def _add(run: Run, found: Probed, at: int, groups: Sequence[Group[Any, Any]], se
 
 def _spread(rates: Rates) -> str:
     known = [r for r in rates.values() if r is not None]
-    never, always = sum(r <= _TOLERANCE for r in known), sum(r >= 1 - _TOLERANCE for r in known)
+    never, always = sum(r <= SCORE_TOLERANCE for r in known), sum(reaches(r) for r in known)
     return f"{never} never solved, {always} always"

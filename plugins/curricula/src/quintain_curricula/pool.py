@@ -8,13 +8,12 @@ from typing import Any, Literal
 
 from quintain import Task
 from quintain.errors import RunError, UsageError
-from quintain.training import TaskReader, TaskStream, derived_seed, shuffled
+from quintain.training import TaskReader, TaskStream, derived_seed, reaches, shuffled
 
 Order = Literal["shuffled", "level", "failures"]
 
 POOL = 16_384
 """Tasks that an order by level or by failures looks at together, at most."""
-_TOLERANCE = 1e-9
 
 
 class Pool(TaskStream):
@@ -98,7 +97,7 @@ class Pool(TaskStream):
             return
         before = self._history.get(task, (0, 0))
         now = self._history[task] = (before[0] + right, before[1] + tried)
-        if self._retire is not None and _rate(now) >= self._retire - _TOLERANCE:
+        if self._retire is not None and reaches(_rate(now), self._retire):
             self.retired.add(task)
         else:
             self.retired.discard(task)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import Row
 from quintain.interfaces.pieces import advantage, aggregation
+from quintain.learning import SUCCESS, reaches
 
 if TYPE_CHECKING:
     from quintain.learning import Batch, Sample
     from quintain.learning.pieces.advantages import Step
-
-SUCCESS = 1.0
-_SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
 
 
 def fits(row: Row) -> None:
@@ -83,7 +81,7 @@ def chosen(batch: Batch, *, success: float, best: int | None, dedupe: bool) -> l
         raise UsageError(f"winners: best is {best}; expected at least 1, or nothing for all winners")
     kept = [False] * len(batch.samples)
     for members in batch.groups:
-        found = [i for i in members if batch.samples[i].verdict >= success - _SLACK]
+        found = [i for i in members if reaches(batch.samples[i].verdict, success)]
         if dedupe:
             first: dict[object, int] = {}
             for i in found:

@@ -36,6 +36,7 @@ from quintain.training import (
     cast_table,
     find_run,
     opened_environments,
+    reaches,
     steps_in,
 )
 
@@ -46,7 +47,6 @@ THINK, NO_THINK = " /think", " /no_think"
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 
 _HASH = re.compile(r"-[0-9a-f]{12}\Z")
-_SLACK = 1e-9  # a verdict may be a sum of weights that add up to 1 only nearly
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class Selection:
         own = [turn for turn in rollout.turns if not turn.seat]
         if not rollout.valid or not own:
             return "failed"
-        if (rollout.verdict.of_seat("") if rollout.verdict else 0.0) < self.min_reward - _SLACK:
+        if not reaches(rollout.verdict.of_seat("") if rollout.verdict else 0.0, self.min_reward):
             return f"below a reward of {self.min_reward:g}"
         return "cut off by a limit" if own[-1].finish == "length" and not self.truncated else ""
 
