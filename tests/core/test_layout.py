@@ -34,7 +34,7 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "repeated_classes": 5,
+    "repeated_classes": 4,
     "member_imports": 82,
     "kernel lines": 4_728,
     "package lines": 19_133,

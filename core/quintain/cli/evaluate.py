@@ -204,7 +204,7 @@ def _alone(option: str, *others: str) -> None:
 def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     """What ``--service`` and ``--service-arg`` say of each slot; without the first it is the service of that name."""
     from ..registry.lookup import current
-    from ..training.recipe.tables import Component, override
+    from ..training.recipe.tables import ComponentTable, override
 
     names: dict[str, str] = {}
     for pair in pairs:
@@ -222,7 +222,7 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     for slot in [*names, *(s for s in settings if s not in names)]:
         use = names.get(slot, slot)
         component = current().load("service", use)
-        found[slot] = Component(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
+        found[slot] = ComponentTable(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
     return found
 
 

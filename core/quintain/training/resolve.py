@@ -19,7 +19,7 @@ from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
 from ..services.manager import IN_RECIPE, Choice, opened
 from .recipe.rewards import parse_reward
-from .recipe.tables import Component, EnvironmentTable, Recipe
+from .recipe.tables import ComponentTable, EnvironmentTable, Recipe
 from .tasks import Curriculum
 
 
@@ -163,9 +163,9 @@ def curriculum_kind(plan: Plan) -> type[Curriculum]:
     return kind
 
 
-def chosen(recipe: Recipe, row: Row) -> dict[str, Component]:
+def chosen(recipe: Recipe, row: Row) -> dict[str, ComponentTable]:
     """What fills each service slot: as the recipe says, else as the algorithm does."""
-    return {slot: Component(use=use) for slot, use in row.services.items()} | dict(recipe.services)
+    return {slot: ComponentTable(use=use) for slot, use in row.services.items()} | dict(recipe.services)
 
 
 def engine_kind(recipe: Recipe) -> Any:

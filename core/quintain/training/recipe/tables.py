@@ -108,20 +108,20 @@ class ModelTable(_Table):
     start: StartTable = StartTable()
 
 
-class Component(_Table):
+class ComponentTable(_Table):
     """A component by name, and its configuration."""
 
     use: Name
     args: Args = {}
 
 
-class EngineTable(Component):
+class EngineTable(ComponentTable):
     """``[engine]``."""
 
     use: Name = "embedded"
 
 
-class AlgorithmTable(Component):
+class AlgorithmTable(ComponentTable):
     """``[algorithm]``. *use* names a row of the preset table, *args* override its settings and pieces."""
 
     use: Name = "dr_grpo"
@@ -140,7 +140,7 @@ class LimitsTable(_Table):
         return replace(limits, **{k: None if v == "none" else v for k, v in given.items()})
 
 
-class EnvironmentTable(Component):
+class EnvironmentTable(ComponentTable):
     """``[[environments]]``: *weight* is the share of groups.
 
     *reward* and *shaping* are expressions, *system* a message, that replace the environment's own.
@@ -291,7 +291,7 @@ class Recipe(_Table):
     checkpoint: CheckpointTable = CheckpointTable()
     rollouts: RolloutsTable = RolloutsTable()
     stop: StopTable = StopTable()
-    services: dict[Name, Component] = {}
+    services: dict[Name, ComponentTable] = {}
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
