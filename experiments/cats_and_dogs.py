@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quintain.learning.algorithms import REINFORCE
+from quintain_algorithms.objectives import cispo
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Played, World, learn, play
@@ -26,7 +27,7 @@ ROWS = {
     "no correction": RAW,
     "importance ratio": RAW.but(objective="importance", anchor="mu"),
     "truncated at 2 (TIS)": RAW.but(correction="tis"),
-    "capped at 5 (CISPO)": RAW.but(objective="cispo", anchor="mu"),
+    "capped at 5 (CISPO)": RAW.but(objective=cispo, anchor="mu"),
     "PPO clip 0.2": RAW.but(objective="ppo_clip", anchor="mu"),
     "no correction, batch mean": RAW.but(advantage="batch_mean"),
 }

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 
 from quintain.learning.algorithms import DR_GRPO
+from quintain_algorithms.corrections import icepop
+from quintain_algorithms.objectives import cispo
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play
@@ -23,9 +25,9 @@ ROWS = {
     "no correction": BASE,
     "importance ratio": BASE.but(objective="importance", anchor="mu"),
     "TIS, cap 2": BASE.but(correction="tis"),
-    "CISPO, cap 5": BASE.but(objective="cispo", anchor="mu"),
+    "CISPO, cap 5": BASE.but(objective=cispo, anchor="mu"),
     "PPO clip 0.2 to mu": BASE.but(objective="ppo_clip", anchor="mu"),
-    "IcePop 0.5 to 5": BASE.but(correction="icepop"),
+    "IcePop 0.5 to 5": BASE.but(correction=icepop),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from quintain.learning.algorithms import DR_GRPO
+from quintain_algorithms.advantages import maxrl
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play
@@ -20,8 +21,8 @@ BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", 
 ROWS = {
     "R - mean (Dr. GRPO)": BASE,
     "(R - mean) / std (GRPO)": BASE.but(advantage="group_norm"),
-    "(R - mean) / mean (MaxRL)": BASE.but(advantage="maxrl"),
-    "R / mean (MaxRL, success only)": BASE.but(advantage={"use": "maxrl", "form": "success"}),
+    "(R - mean) / mean (MaxRL)": BASE.but(advantage=maxrl),
+    "R / mean (MaxRL, success only)": BASE.but(advantage=maxrl.using(form="success")),
 }
 
 

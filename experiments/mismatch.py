@@ -21,6 +21,7 @@ from quintain.interfaces.algorithm import Row
 from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.loss import weighted_sum
 from quintain.learning.terms import Terms
+from quintain.registry.binding import bind
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -49,7 +50,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 
 PLAIN = {"objective": "policy_gradient", "aggregation": "constant"}
 BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
-ROWS: dict[str, Row] = {name: BASE.but(**changes) for name, changes in CORRECTIONS.items()}
+ROWS: dict[str, Row] = {name: bind(BASE, changes) for name, changes in CORRECTIONS.items()}
 
 
 @reward(range=(0, 1))

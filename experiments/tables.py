@@ -180,7 +180,7 @@ def learn(row: Row, table: Table, optimizer: torch.optim.Optimizer, played: Play
         prox = held[at]
         probs = held.exp()
     statistics = {"mu_logp": played.logp, "prox_logp": prox, "square": probs.square().sum(-1)[played.state]}
-    step = Step(batch=batch, rewards=played.rewards, sample=played.owner, statistics=statistics)
+    step = Step(batch=batch, rewards=played.rewards, statistics=statistics)
     values = row.advantage(step)
     advantage = torch.as_tensor(values, dtype=torch.float64)
     if len(advantage) != len(played.owner) or not isinstance(values, Tensor):

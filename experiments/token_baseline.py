@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quintain.learning.algorithms import OTB
+from quintain_algorithms import OTB
 
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import END, Played, World, learn, play

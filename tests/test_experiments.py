@@ -15,7 +15,8 @@ import torch
 from experiments.common import Line, Panel, Report, generator, main, table, told
 from experiments.tables import END, Played, Pupil, World, admitted, joined, learn, play
 
-from quintain.learning.algorithms import DR_GRPO, GRPO, OTB, REINFORCE
+from quintain.learning.algorithms import DR_GRPO, GRPO, REINFORCE
+from quintain_algorithms import OTB
 
 from .docs.commands import parse
 from .docs.pages import Page

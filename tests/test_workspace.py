@@ -75,12 +75,13 @@ def test_members_support_the_same_pythons(member: Path) -> None:
     assert ">=3.11" == TOOL.project(member)["project"]["requires-python"]
 
 
-def test_core_names_the_plugins_that_bring_commands() -> None:
-    """`PLUGINS` has every command of a member, and nothing that no member declares."""
+def test_core_names_the_plugins_that_bring_commands_and_algorithms() -> None:
+    """`PLUGINS` has every command and algorithm of a member, and nothing that no member declares."""
     declared = {key: TOOL.project(m)["project"]["name"] for m in MEMBERS[1:] for key in TOOL.declared(m)}
 
     assert PLUGINS.items() <= declared.items()
-    assert {key for key in PLUGINS if key[0] == "command"} == {key for key in declared if key[0] == "command"}
+    for kind in ("command", "algorithm"):
+        assert {key for key in PLUGINS if key[0] == kind} == {key for key in declared if key[0] == kind}
 
 
 def test_version_stands_in_two_places() -> None:

@@ -198,7 +198,7 @@ def remarked() -> Iterator[str]:
     """Settings that are allowed, and remarked on when a run starts."""
     yield from _header("row", "with", "note")
     for name, changes in NOTED:
-        for note in PRESETS[name].but(**changes).notes():
+        for note in rows()[name][1].but(**changes).notes():
             yield _line(f"`{name}`", f"`{_toml(changes)}`" if changes else "", _marked(note))
 
 

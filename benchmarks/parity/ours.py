@@ -14,8 +14,10 @@ from transformers import Qwen3ForCausalLM
 
 from quintain.interfaces.algorithm import Row
 from quintain.interfaces.pieces import Piece
-from quintain.learning import PRESETS, Batch, Learner, Sample
+from quintain.learning import Batch, Learner, Sample
 from quintain.learning.optimizer_step import Problem
+from quintain.registry.binding import bind
+from quintain.registry.lookup import load
 from quintain.types.transcript import TrainingSequence
 
 from .cases import LONGEST, TEMPERATURE, Case, Reply, pairs, replies
@@ -71,12 +73,8 @@ def model(folder: Path, state: State, dtype: torch.dtype) -> Any:
 
 def row_of(case: Case) -> Row:
     """The method, with every value that the case sets."""
-    if case.row in PRESETS:
-        return PRESETS[case.row].but(**case.changes)
-    from quintain_preference import DPO, DPO_NORM, RFT, SIMPO
-
-    rows: dict[str, Row] = {row.name: row for row in (DPO, DPO_NORM, RFT, SIMPO)}
-    return rows[case.row].but(**case.changes)
+    row: Row = bind(load("algorithm", case.row), case.changes)
+    return row
 
 
 def sequence(reply: Reply, logps: Sequence[float] = ()) -> TrainingSequence:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .interfaces.algorithm import KL as KL
     from .interfaces.algorithm import Row as Row
     from .interfaces.engine import Engine as Engine
+    from .interfaces.engine import Replay as Replay
     from .interfaces.engine import Reply as Reply
     from .interfaces.engine import TokenEngine as TokenEngine
     from .interfaces.engine import Weights as Weights
@@ -68,7 +69,7 @@ _HOMES = {
     "errors": ("InfrastructureError", "LimitReached", "PolicyFault", "QuintainError"),
     "interfaces.agent": ("Agent", "Endpoint", "Limits"),
     "interfaces.algorithm": ("KL", "Row"),
-    "interfaces.engine": ("Engine", "Reply", "TokenEngine", "Weights"),
+    "interfaces.engine": ("Engine", "Replay", "Reply", "TokenEngine", "Weights"),
     "interfaces.environment": ("Demonstration", "Environment", "control"),
     "interfaces.pieces": (
         "Piece",

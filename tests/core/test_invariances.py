@@ -24,14 +24,16 @@ from quintain.types.transcript import TrainingSequence
 
 from . import batches
 from .models import tiny_model
+from .rows import ROWS as KNOWN
 
-ROWS = [
-    *PRESETS.values(),
-    PRESETS["grpo"].but(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
-    PRESETS["gspo"].but(name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True),
-    PRESETS["dr_grpo"].but(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
-    PRESETS["dvp"].but(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
-]
+ROWS = list(KNOWN.values())
+if "gspo" in KNOWN:  # `quintain-algorithms` is installed
+    ROWS += [
+        KNOWN["grpo"].but(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
+        KNOWN["gspo"].but(name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True),
+        KNOWN["dr_grpo"].but(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
+        KNOWN["dvp"].but(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
+    ]
 CLOSE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
 every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
 
@@ -193,7 +195,7 @@ def test_observations_change_neither_advantages_nor_the_loss_over_fixed_log_prob
         columns = Columns(batch=held)
         statistics = {"prox_logp": prox, "ref_logp": ref, "square": torch.full((n,), 0.4, dtype=torch.float64)}
         rewards = tuple(s.total for s in held.samples)
-        step = Step(batch=held, rewards=rewards, sample=columns.sample, statistics=statistics)
+        step = Step(batch=held, rewards=rewards, statistics=statistics)
         value = row.advantage(step)
         advantage = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)[columns.sample]
         weight = torch.tensor(row.aggregation(held), dtype=torch.float64)[columns.sample]

@@ -35,9 +35,9 @@ SLACK = 40
 
 PENDING: dict[str, int] = {
     "repeated_classes": 4,
-    "member_imports": 82,
-    "kernel lines": 4_728,
-    "package lines": 19_133,
+    "member_imports": 32,
+    "kernel lines": 4_721,
+    "package lines": 18_496,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

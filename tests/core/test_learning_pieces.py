@@ -302,7 +302,8 @@ def test_pieces_that_cannot_run_are_refused() -> None:
     ):
         with pytest.raises(UsageError, match=message):
             row.but(**changes)
-    assert PRESETS["scalerl"].but(plan={"interrupt": {"low": 5}}).plan.interrupt.high == 12_000
+    long = row.but(plan={"interrupt": {"low": 10_000, "high": 12_000}})
+    assert long.but(plan={"interrupt": {"low": 5}}).plan.interrupt.high == 12_000
     renamed = row.but(name="mine")
     assert (renamed.source, renamed.published) == ("", {})
 

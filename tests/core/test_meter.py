@@ -20,6 +20,7 @@ from quintain.learning.pieces.advantages import Step
 
 from . import batches
 from .models import tiny_model
+from .rows import needs_algorithms
 
 GRPO = PRESETS["grpo"].but(kl=KL(where="loss", estimator="k3", coefficient=0.04))
 LIMITS: dict[str, dict[str, Any]] = {"tis": {}, "sequence_mask": {"limit": 3.0}}
@@ -189,7 +190,7 @@ def test_staleness_counts_published_versions() -> None:
     assert max(ages) == 2
 
 
-@pytest.mark.parametrize("correction", ["tis", "sequence_mask"])
+@pytest.mark.parametrize("correction", ["tis", pytest.param("sequence_mask", marks=needs_algorithms)])
 def test_no_metric_depends_on_the_micro_batches(correction: Any) -> None:
     """All that a step says, with two epochs of two minibatches, a reference and a correction that masks samples."""
     row = GRPO.but(epochs=2, minibatches=2, correction={"use": correction, **LIMITS[correction]})

@@ -16,7 +16,7 @@ from quintain import cli, evaluation, models, training
 PUBLIC = """
     admission advantage Agent aggregation API_VERSION control correction Demonstration Ending Endpoint Engine
     Environment Group group_reward InfrastructureError Interrupt Judge KL Likelihood LimitReached Limits Message
-    need objective per_group Piece Plan PolicyFault QuintainError Reply Reward reward Rollout Row Sampled
+    need objective per_group Piece Plan PolicyFault QuintainError Replay Reply Reward reward Rollout Row Sampled
     Sampling Sandbox Score Service Task TokenEngine Tool ToolCall ToolSpec Transcript Turn update Verdict
     Weights Workers
 """.split()

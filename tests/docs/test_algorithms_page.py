@@ -51,7 +51,8 @@ def test_every_method_stands_beside_a_relative() -> None:
 
 def test_ratios_are_seen() -> None:
     """Which policies and what pooling: told by running the objective, so that no table can say otherwise."""
-    shown = {name: TOOL.ratio(PRESETS[name]) for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")}
+    known = TOOL.rows()
+    shown = {name: TOOL.ratio(known[name][1]) for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")}
 
     assert {
         "grpo": "theta / prox of a token",
@@ -95,7 +96,7 @@ def raises(function: Callable[..., object]) -> dict[int, str]:
 
 def test_every_note_is_on_the_page() -> None:
     """Each remark that a row or a piece can make is made by an example of the table."""
-    variants = [PRESETS[name].but(**changes) for name, changes in TOOL.NOTED]
+    variants = [TOOL.rows()[name][1].but(**changes) for name, changes in TOOL.NOTED]
     of_pieces = {remark for row in variants for piece in row.pieces if piece.fits and (remark := piece.fits(row))}
     own = {note for row in variants for note in row.notes()} - of_pieces
 

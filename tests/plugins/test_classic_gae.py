@@ -51,7 +51,7 @@ def step_of(*samples: Sample, penalty: list[float] | None = None) -> Step:
     for i, x in zip(columns.sample.tolist(), penalty or [], strict=False):
         sums[i] += x
     rewards = tuple(s.total - x for s, x in zip(samples, sums, strict=True))
-    return Step(batch=batch, rewards=rewards, penalty=held, sample=columns.sample)
+    return Step(batch=batch, rewards=rewards, penalty=held)
 
 
 def answer(tokens: int, verdict: float = 0.0, **fields: Any) -> Sample:

@@ -19,7 +19,7 @@ import torch
 from quintain import Rollout, Task
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.learning import PRESETS, Batch, Learner, Sample, end_of_turn
+from quintain.learning import Batch, Learner, Sample, end_of_turn
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFCodec
 from quintain.testing import rollout, run_episode
@@ -28,6 +28,7 @@ from quintain.training.recipe.tables import EnvironmentTable
 from quintain.training.run_folder import RunFolder
 from quintain.types.rollout import Ending, EndingKind, Score
 from quintain.types.task import Message
+from quintain_preference import SFT
 from quintain_sft.sources import (
     Example,
     Selection,
@@ -258,7 +259,7 @@ def test_the_row_is_the_supervised_step() -> None:
     sequences = [row.sequence() for row in rows]
     batch = Batch(samples=tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences)))
     grads = []
-    for row in (PRESETS["sft"], None):
+    for row in (SFT, None):
         learner = Learner(tiny_model(dtype=torch.float64), row, lr=0.0, max_grad_norm=0.0)
         _ = learner.step(batch) if row else learner.supervised_step(sequences)
         grads.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).numpy())

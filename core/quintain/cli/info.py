@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PluginError, UnknownNameError, UsageError
-from ..registry.discovery import Component
+from ..registry.discovery import PLUGINS, Component
 from ..registry.local import meant
 from ..registry.lookup import Registry, current
-from ..registry.pieces import import_algorithms, installed_pieces
+from ..registry.pieces import import_algorithms
 from .listing import Line, kind_of, line_of
 
 if TYPE_CHECKING:
@@ -186,6 +186,9 @@ def matching(name: str, registry: Registry) -> list[Component]:
         return [registry.find("environment", name)]  # which says what is in it
     bare = rest if kind else name
     found, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
+    for plugin_kind, plugin in PLUGINS if not found else ():
+        if plugin == bare and kind in (None, plugin_kind):
+            return [registry.find(plugin_kind, bare)]  # which says what to install
     if not found and kind in (None, "algorithm"):
         failures = import_algorithms(registry)
         pieces = Registry(installed_pieces(registry))
@@ -197,6 +200,18 @@ def matching(name: str, registry: Registry) -> list[Component]:
         hint = "\n".join(("`quintain list` shows all; `quintain info ALGORITHM` shows its pieces", *map(str, failures)))
         raise UnknownNameError.of(kind or "component", bare, known, hint)
     return found
+
+
+def installed_pieces(registry: Registry) -> list[Component]:
+    """The imported pieces that packages with installed algorithms define, named ``kind.name``."""
+    from ..interfaces.pieces import every_piece
+
+    owners = {c.module.partition(".")[0]: c for c in registry.components("algorithm")}
+    return [
+        replace(owners[package], name=f"{piece.kind}.{piece.name}", target=piece.origin)
+        for piece in every_piece()
+        if (package := piece.function.__module__.partition(".")[0]) in owners
+    ]
 
 
 @click.command("info")

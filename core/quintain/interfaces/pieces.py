@@ -150,13 +150,6 @@ _PIECES: dict[tuple[Kind, str], tuple[Piece, ...]] = {}
 """By kind and name; several where modules that know nothing of one another chose the same name."""
 
 
-def register(piece: Piece) -> Piece:
-    """Add *piece* to those of its kind. A function that is defined again takes its own place."""
-    key = (piece.kind, piece.name)
-    _PIECES[key] = (*(held for held in _PIECES.get(key, ()) if held.origin != piece.origin), piece)
-    return piece
-
-
 def imported(kind: Kind, name: str) -> Piece:
     """The piece called *name* among those whose modules are imported: core's own, and those of loaded algorithms.
 
@@ -223,7 +216,9 @@ def _decorator(kind: Kind, doc: str, adapt: Callable[..., Any] | None = None, **
         values["reads"] = frozenset(values.get("reads", ()))
         piece = Piece(kind=kind, function=adapt(function) if adapt else function, **values)
         object.__setattr__(piece, "__doc__", function.__doc__)
-        return register(piece)
+        others = _PIECES.get((kind, piece.name), ())  # a function that is defined again takes its own place
+        _PIECES[kind, piece.name] = (*(other for other in others if other.origin != piece.origin), piece)
+        return piece
 
     decorate.__doc__ = doc
     return decorate

@@ -5,8 +5,11 @@ from ..types.transcript import TrainingSequence
 from .algorithms import PRESETS
 from .batch import Batch, Sample
 from .learner import Learner
+from .microbatch import Columns, MicroBatch, micro_batches
+from .optimizer_step import Problem
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as admission
+from .pieces.advantages import Step
 from .supervised import (
     SupervisedUpdate,
     demonstrations_of,
@@ -22,8 +25,12 @@ __all__ = [
     "PRESETS",
     "SUCCESS",
     "Batch",
+    "Columns",
     "Learner",
+    "MicroBatch",
+    "Problem",
     "Sample",
+    "Step",
     "SupervisedUpdate",
     "Terms",
     "TrainingSequence",
@@ -35,6 +42,7 @@ __all__ = [
     "encode_conversation",
     "end_of_turn",
     "join_thought",
+    "micro_batches",
     "objectives",
     "reaches",
     "split_thought",

@@ -170,9 +170,7 @@ class Learner:
         _, *later = self._minibatches(batch, 0)
         policies = self.scorer.freeze(columns, sorted(i for part in later for i in part))
         rewards, penalty = self._rewards(columns, policies)
-        step = Step(
-            batch=batch, rewards=rewards, penalty=penalty, sample=columns.sample, statistics=policies.statistics()
-        )
+        step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=policies.statistics())
         return Prepared(step=step, columns=columns, policies=policies, seconds=time.perf_counter() - began)
 
     async def compute_advantages(self, prepared: Prepared) -> Advantages:

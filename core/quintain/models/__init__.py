@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..interfaces.tokenizer import Codec as Codec
+    from .forward import Forward as Forward
+    from .forward import Row as Row
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "..interfaces.tokenizer": ("Codec",),
+    ".forward": ("Forward", "Row"),
     ".layers": ("fuse_storage",),
     ".load": ("LoadedModel", "as_device", "load_model"),
     ".tokenizer": ("HFCodec",),

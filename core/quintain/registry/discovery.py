@@ -38,7 +38,14 @@ PLUGINS = {
     ("command", "start"): "quintain-starter",
     ("hooks", "curves"): "quintain-viewer",
     ("model", "default"): "quintain-starter",
+    ("curriculum", "adaptive"): "quintain-curricula",
 }
+_ALGORITHMS = {
+    "quintain-algorithms": "cispo dppo dvp gspo kimi maxrl olmorl otb reinforce_pp reinforce_pp_baseline scalerl trm",
+    "quintain-classic": "ppo trpo vineppo",
+    "quintain-preference": "dpo dpo_norm rft sft simpo",
+}
+PLUGINS |= {("algorithm", name): plugin for plugin, names in _ALGORITHMS.items() for name in names.split()}
 """Kind and name of components that a plugin of this repository brings, to the distribution to install."""
 
 Origin = Literal["built-in", "installed", "editable", "local"]

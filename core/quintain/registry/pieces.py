@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..errors import PluginError, UnknownNameError
-from ..interfaces.pieces import Kind, Piece, every_piece, imported, pieces
-from .discovery import Component
+from ..interfaces.pieces import Kind, Piece, imported, pieces
+from .discovery import PLUGINS
 from .lookup import Registry, current
 
 
@@ -30,13 +28,15 @@ def find(kind: Kind, name: str) -> Piece:
             what = f"a piece of the kind {piece.kind}" if isinstance(piece, Piece) else f"a {type(piece).__name__}"
             raise PluginError(f"algorithm {name!r} is {what}; expected a function decorated with @{kind}")
         return piece
-    if name.removeprefix(f"{kind}.") in pieces(kind):
-        return imported(kind, name)
-    failures = import_algorithms(current())
-    try:
-        return imported(kind, name)
-    except UnknownNameError as e:
-        raise UnknownNameError("\n".join((str(e), *map(str, failures)))) from None
+    if name.removeprefix(f"{kind}.") not in pieces(kind):
+        failures = import_algorithms(current())
+        if name.removeprefix(f"{kind}.") not in pieces(kind):
+            missing = {p for (k, _), p in PLUGINS.items() if k == "algorithm"}
+            missing -= {c.distribution for c in current().components("algorithm")}
+            more = [f"more come with: pip install {' '.join(sorted(missing))}"] if missing else []
+            hint = "`quintain info ALGORITHM` shows its pieces"
+            raise UnknownNameError.of(kind, name, pieces(kind), "\n".join((hint, *more, *map(str, failures))))
+    return imported(kind, name)
 
 
 def import_algorithms(registry: Registry) -> list[PluginError]:
@@ -50,13 +50,3 @@ def import_algorithms(registry: Registry) -> list[PluginError]:
         except PluginError as e:
             failures.setdefault(component.distribution, e)
     return list(failures.values())
-
-
-def installed_pieces(registry: Registry) -> list[Component]:
-    """The imported pieces that packages with installed algorithms define, named ``kind.name``."""
-    owners = {c.module.partition(".")[0]: c for c in registry.components("algorithm")}
-    return [
-        replace(owners[package], name=f"{piece.kind}.{piece.name}", target=piece.origin)
-        for piece in every_piece()
-        if (package := piece.function.__module__.partition(".")[0]) in owners
-    ]

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
     from ..rollouts.runner import Job as Job
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from .tasks import shuffled as shuffled
 
 _HOMES = {
+    "..rollouts.chat.thinking_budget": ("cut_where_stopped",),
     "..rollouts.runner": ("Job", "run_groups"),
     "..services.manager": ("BY_OPTION", "Choice"),
     "..types.rollout": ("SCORE_TOLERANCE", "reaches"),

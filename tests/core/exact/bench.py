@@ -177,7 +177,6 @@ class Package:
             batch=batch,
             rewards=tuple(rewards.tolist()),
             penalty=penalty,
-            sample=owner,
             statistics={"prox_logp": prox.logp, "square": prox.square},
         )
         found = row.advantage(step, state=EMA_STATE)[0] if row.advantage.stateful else row.advantage(step)

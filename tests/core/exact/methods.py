@@ -1,4 +1,4 @@
-"""Every row of core, and every choice that no row makes, beside its closed form.
+"""Every row of core and of `quintain-algorithms`, and every choice that no row makes, beside its closed form.
 
 The numbers on the right are those of the papers and of issue trackers, written down again: nothing is read from the
 package.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 from quintain.interfaces.algorithm import KL, Row
-from quintain.learning import PRESETS
 
+from ..rows import ROWS
 from . import closed_form as cf
 from .closed_form import Method, Penalty
 
@@ -64,32 +64,30 @@ def _kl(where: str, estimate: str, score: bool = False) -> Pair:
     """rloo with a KL term."""
     kl = KL(where=where, estimator=estimate, coefficient=0.3, score_factor=score)  # type: ignore[arg-type]
     penalty = Penalty(where=where, estimate=estimate, coefficient=0.3, score=score)  # type: ignore[arg-type]
-    return PRESETS["rloo"].but(kl=kl), RLOO.but(kl=penalty)
+    return ROWS["rloo"].but(kl=kl), RLOO.but(kl=penalty)
 
 
 def _masked(estimate: str, over: str, limit: float) -> Pair:
-    row = PRESETS["dr_grpo"].but(
-        correction={"use": "sequence_mask", "estimate": estimate, "over": over, "limit": limit}
-    )
+    row = ROWS["dr_grpo"].but(correction={"use": "sequence_mask", "estimate": estimate, "over": over, "limit": limit})
     return row, DR_GRPO.but(weigh=cf.whole_sample(estimate, over, limit))
 
 
 def _objective(slope: cf.Slope, whole: bool = False, anchor: str = "prox", **objective: object) -> Pair:
     """dr_grpo with another objective."""
     once = objective.get("use") == "sequence_clip"  # its term is a sum over tokens: each sample weighs the same
-    row = PRESETS["dr_grpo"].but(
-        objective=objective, anchor=anchor, aggregation="sequence" if once else PRESETS["dr_grpo"].aggregation
+    row = ROWS["dr_grpo"].but(
+        objective=objective, anchor=anchor, aggregation="sequence" if once else ROWS["dr_grpo"].aggregation
     )
     return row, DR_GRPO.but(slope=slope, whole=whole, share=cf.by_sequence if once else DR_GRPO.share)
 
 
 def _advantage(name: str, advantage: cf.Advantage, **args: object) -> Pair:
     """rloo with another advantage."""
-    return PRESETS["rloo"].but(advantage={"use": name, **args}), RLOO.but(advantage=advantage)
+    return ROWS["rloo"].but(advantage={"use": name, **args}), RLOO.but(advantage=advantage)
 
 
 def _corrected(weigh: cf.Weigh, **correction: object) -> Pair:
-    return PRESETS["dr_grpo"].but(correction=correction), DR_GRPO.but(weigh=weigh)
+    return ROWS["dr_grpo"].but(correction=correction), DR_GRPO.but(weigh=weigh)
 
 
 LIMITS = {"sum": {"k1": 0.4, "k2": 0.2, "k3": 0.2}, "mean": {"k1": 0.25, "k2": 0.1, "k3": 0.1}}
@@ -100,13 +98,13 @@ CHOICES: dict[str, Pair] = {
     "ema": _advantage("ema", cf.less_constant(BASELINE)),
     "greedy": _advantage("greedy", cf.less_constant(BASELINE)),
     "group_mean": _advantage("group_mean", cf.in_groups(cf.less_mean)),
-    "process_norm": (PRESETS["grpo"].but(advantage="process_norm"), GRPO.but(advantage=cf.process)),
+    "process_norm": (ROWS["grpo"].but(advantage="process_norm"), GRPO.but(advantage=cf.process)),
     "maxrl-success": _advantage("maxrl", cf.in_groups(cf.over_success), form="success"),
     "batch_norm": _advantage("batch_norm", cf.over_batch_spread()),
     "batch_norm-environment": _advantage("batch_norm", cf.over_batch_spread(True), over="environment"),
-    "token": (PRESETS["dr_grpo"].but(aggregation="token"), DR_GRPO.but(share=cf.by_token)),
-    "sequence": (PRESETS["dr_grpo"].but(aggregation="sequence"), DR_GRPO.but(share=cf.by_sequence)),
-    "prompt": (PRESETS["dr_grpo"].but(aggregation="prompt"), DR_GRPO.but(share=cf.by_prompt)),
+    "token": (ROWS["dr_grpo"].but(aggregation="token"), DR_GRPO.but(share=cf.by_token)),
+    "sequence": (ROWS["dr_grpo"].but(aggregation="sequence"), DR_GRPO.but(share=cf.by_sequence)),
+    "prompt": (ROWS["dr_grpo"].but(aggregation="prompt"), DR_GRPO.but(share=cf.by_prompt)),
     "importance": _objective(cf.surrogate("prox"), use="importance"),
     "importance-mu": _objective(cf.surrogate("mu"), anchor="mu", use="importance"),
     "clip-mu": _objective(cf.clip(anchor="mu"), anchor="mu", use="ppo_clip"),
@@ -115,7 +113,7 @@ CHOICES: dict[str, Pair] = {
     "sequence_clip-dual": _objective(cf.product_clip(0.2, 0.2, dual=1.3), whole=True, use="sequence_clip", dual=1.3),
     "gspo-wide": _objective(cf.geometric_clip(0.1, 0.2), whole=True, use="gspo", low=0.1, high=0.2),
     "gspo_token": (
-        PRESETS["grpo"].but(
+        ROWS["grpo"].but(
             advantage="process_norm", objective={"use": "gspo_token", "low": 0.1, "high": 0.2}, kl={"coefficient": 0}
         ),
         GRPO.but(advantage=cf.process, slope=cf.geometric_clip_of_tokens(0.1, 0.2), kl=None),
@@ -130,7 +128,7 @@ CHOICES: dict[str, Pair] = {
         cf.divergence_mask("top", 0.15, top=20, anchor="prox"), use="dppo_top", delta=0.15, top=20
     ),
     "kimi-tau": (
-        PRESETS["kimi"].but(objective={"tau": 0.6}),
+        ROWS["kimi"].but(objective={"tau": 0.6}),
         CORE["kimi"].but(slope=cf.squared(0.6)),
     ),
     "tis": _corrected(cf.truncated(1.2), use="tis", cap=1.2),
@@ -139,11 +137,11 @@ CHOICES: dict[str, Pair] = {
     "icepop": _corrected(cf.banded(0.7, 1.5), use="icepop", low=0.7, high=1.5),
     "icepop-default": _corrected(cf.banded(0.5, 5.0), use="icepop"),
     "gspo+tis_sequence": (
-        PRESETS["gspo"].but(objective={"low": 0.1, "high": 0.2}, correction={"use": "tis_sequence", "cap": 1.1}),
+        ROWS["gspo"].but(objective={"low": 0.1, "high": 0.2}, correction={"use": "tis_sequence", "cap": 1.1}),
         CORE["gspo"].but(slope=cf.geometric_clip(0.1, 0.2), weigh=cf.truncated_product(1.1)),
     ),
     "grpo+tis": (
-        PRESETS["grpo"].but(correction="tis", aggregation="token"),
+        ROWS["grpo"].but(correction="tis", aggregation="token"),
         GRPO.but(weigh=cf.truncated(2.0), share=cf.by_token),
     ),
     **{
@@ -152,20 +150,20 @@ CHOICES: dict[str, Pair] = {
         for estimate, limit in held.items()
     },
     "trm-k2": (
-        PRESETS["trm"].but(correction={"estimate": "k2"}),
+        ROWS["trm"].but(correction={"estimate": "k2"}),
         CORE["trm"].but(weigh=cf.whole_sample("k2", "max", 0.05)),
     ),
     "trm-mean": (
-        PRESETS["trm"].but(correction={"over": "mean"}),
+        ROWS["trm"].but(correction={"over": "mean"}),
         CORE["trm"].but(weigh=cf.whole_sample("k3", "mean", 0.05)),
     ),
-    "dvp-coarse": (PRESETS["dvp"].but(prune=0.3), CORE["dvp"].but(prune=0.3)),
+    "dvp-coarse": (ROWS["dvp"].but(prune=0.3), CORE["dvp"].but(prune=0.3)),
     "dvp+kl": (
-        PRESETS["dvp"].but(prune=0.3, kl=KL(where="loss", estimator="k2", coefficient=0.3)),
+        ROWS["dvp"].but(prune=0.3, kl=KL(where="loss", estimator="k2", coefficient=0.3)),
         CORE["dvp"].but(prune=0.3, kl=Penalty(where="loss", estimate="k2", coefficient=0.3)),
     ),
     "dvp+otb": (
-        PRESETS["dvp"].but(prune=0.3, advantage="optimal_token"),
+        ROWS["dvp"].but(prune=0.3, advantage="optimal_token"),
         CORE["dvp"].but(prune=0.3, advantage=cf.optimal_token),
     ),
     "kl-k2": _kl("loss", "k2"),
@@ -177,10 +175,10 @@ CHOICES: dict[str, Pair] = {
     "kl-k2-reward": _kl("reward", "k2"),
     "kl-k3-reward": _kl("reward", "k3"),
     "mask_truncated": (
-        PRESETS["grpo"].but(mask_truncated=True),
+        ROWS["grpo"].but(mask_truncated=True),
         GRPO.but(mask_truncated=True),
     ),
-    "overlong": (PRESETS["rloo"].but(overlong=0.5), RLOO.but(overlong=0.5)),
+    "overlong": (ROWS["rloo"].but(overlong=0.5), RLOO.but(overlong=0.5)),
 }
 
-PAIRS: dict[str, Pair] = {name: (PRESETS[name], method) for name, method in CORE.items()} | CHOICES
+PAIRS: dict[str, Pair] = {name: (ROWS[name], method) for name, method in CORE.items()} | CHOICES

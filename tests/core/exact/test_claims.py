@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from quintain.interfaces.algorithm import KL, Candidate, Row
-from quintain.learning import PRESETS
 from quintain.learning.pieces.group_filter import varied
 
+from ..rows import ROWS
 from .bench import Bench, Package, pruned, tables
 from .methods import PAIRS
 from .policies import Array, Tree, log_softmax, multisets
@@ -115,7 +115,7 @@ CLAIMS = {
 
 
 def test_every_row_claims_something() -> None:
-    assert set(PRESETS) <= set(CLAIMS)
+    assert set(ROWS) <= set(CLAIMS)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -140,7 +140,7 @@ def test_maxrl_climbs_a_truncated_logarithm(form: str, size: int) -> None:
     terms = size if form == "success" else size - 1
     slope = sum((1 - p) ** (k - 1) for k in range(1, terms + 1))
     assert slope == pytest.approx((1 - (1 - p) ** terms) / p)
-    got = update(PRESETS["maxrl"].but(advantage={"form": form}), held)
+    got = update(ROWS["maxrl"].but(advantage={"form": form}), held)
     np.testing.assert_allclose(got, slope * truth(held) / LONGEST, rtol=0, atol=1e-12)
 
 
@@ -149,21 +149,19 @@ def test_optimal_token_baseline_has_a_bias_of_one_over_the_group() -> None:
     missing = []
     for size in (2, 4):
         held = bench(size)
-        missing.append(
-            np.linalg.norm(update(PRESETS["otb"], held) * LONGEST - truth(held)) / np.linalg.norm(truth(held))
-        )
+        missing.append(np.linalg.norm(update(ROWS["otb"], held) * LONGEST - truth(held)) / np.linalg.norm(truth(held)))
     assert missing[0] < 0.7
     assert 0.4 < missing[1] / missing[0] < 0.65
 
 
 def test_sft_follows_the_sampler_and_no_reward() -> None:
     """Expected update: minus the gradient of the cross-entropy of theta under mu, over the constant length."""
-    row = PRESETS["sft"].but(aggregation="constant")
+    row = ROWS["sft"].but(aggregation="constant")
     held = bench(2, on_policy=False)
     np.testing.assert_allclose(update(row, held), along(held, np.ones(7), "mu") / LONGEST, rtol=0, atol=1e-12)
     np.testing.assert_allclose(update(row, bench(2)), 0, atol=1e-12)
     others = bench(2, on_policy=False, rewards=RIGHT)
-    np.testing.assert_array_equal(update(PRESETS["sft"], held), update(PRESETS["sft"], others))
+    np.testing.assert_array_equal(update(ROWS["sft"], held), update(ROWS["sft"], others))
 
 
 # ---------------------------------------------------------------- off-policy
@@ -174,7 +172,7 @@ def test_the_ratio_of_whole_samples_repairs_off_policy_data_exactly() -> None:
     surrogate's gradient is left, whose direction differs.
     """
     held = bench(2, on_policy=False, seed=6)
-    whole = PRESETS["dr_grpo"].but(
+    whole = ROWS["dr_grpo"].but(
         advantage="leave_one_out",
         objective={"use": "sequence_clip", "low": 1.0, "high": 1e9},
         aggregation="sequence",
@@ -187,7 +185,7 @@ def test_the_ratio_of_whole_samples_repairs_off_policy_data_exactly() -> None:
     np.testing.assert_allclose(update(whole, held), want, rtol=0, atol=1e-12)
     tokens = update(whole.but(advantage="raw", objective="importance", aggregation="constant"), held)
     assert cosine(tokens, want) == pytest.approx(0.889, abs=1e-3)
-    none = update(PRESETS["rloo"].but(advantage="raw"), held)
+    none = update(ROWS["rloo"].but(advantage="raw"), held)
     assert cosine(none, want) == pytest.approx(0.601, abs=1e-3)
 
 
@@ -201,7 +199,7 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
         rewards=(REWARDS,),
         plain=True,
     )
-    row = PRESETS["rloo"].but(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
+    row = ROWS["rloo"].but(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
     np.testing.assert_allclose(update(row, held), truth(held) / LONGEST, rtol=0, atol=1e-12)
     got = {
         name: cosine(update(row.but(correction=correction), held), truth(held))
@@ -222,7 +220,7 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
 def test_dynamic_sampling_is_the_gradient_over_the_chance_of_acceptance(name: str, factor: float) -> None:
     """Refused groups have advantages of 0, so that conditional on acceptance the update is the same, only larger."""
     held = bench(3)
-    package = Package(PRESETS[name], held)
+    package = Package(ROWS[name], held)
     total, accepted = None, 0.0
     for paths, weight in held.batches():
         totals = tuple(path.verdict for path in paths)
@@ -295,7 +293,7 @@ def test_whose_gradient_each_kl_estimate_is(where: str, estimator: str, score: b
     """
     held = bench(2, rewards=(0.0,) * 7)
     kl = KL(where=where, estimator=estimator, coefficient=1.0, score_factor=score)  # type: ignore[arg-type]
-    got = -update(PRESETS["rloo"].but(kl=kl), held) * LONGEST
+    got = -update(ROWS["rloo"].but(kl=kl), held) * LONGEST
     np.testing.assert_allclose(got, divergences()[what], rtol=0, atol=1e-12)
 
 
@@ -333,7 +331,7 @@ def test_k1_in_the_loss_has_no_gradient() -> None:
     """Why it is refused: with the coefficient around the refusal, its expected gradient is 0."""
     kl = KL(where="loss", estimator="k1", coefficient=1.0, score_factor=True)
     object.__setattr__(kl, "score_factor", False)
-    got = update(PRESETS["rloo"].but(kl=kl), bench(2, rewards=(0.0,) * 7))
+    got = update(ROWS["rloo"].but(kl=kl), bench(2, rewards=(0.0,) * 7))
     np.testing.assert_allclose(got, 0, atol=1e-12)
 
 
@@ -346,7 +344,7 @@ def test_pruned_policy_is_what_both_sides_mean() -> None:
     out = pruned(held.logits["mu"], 0.3) == -np.inf
     assert 0.1 < out.mean() < 0.7
     assert all(np.isfinite(held.samples[path].sequences[0].logps).all() or p == 0 for path, p in _chances(held))
-    got = update(PRESETS["dvp"].but(prune=0.3), held)
+    got = update(ROWS["dvp"].but(prune=0.3), held)
     assert not got[out].any()
     assert np.abs(got).max() > 1e-3
     assert sum(p for _, p in _chances(held)) == pytest.approx(1)

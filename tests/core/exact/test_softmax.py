@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quintain.interfaces.pieces import every_piece
-from quintain.learning import PRESETS
 
+from ..rows import ROWS
 from .bench import Bench, Package, tables
 from .closed_form import Method, gradient
 from .methods import CORE, PAIRS
@@ -41,8 +41,8 @@ def expected_closed_form(method: Method, bench: Bench) -> Array:
 
 
 def test_every_row_and_every_piece_is_here() -> None:
-    assert set(CORE) == set(PRESETS)
-    ours = [piece for piece in every_piece() if piece.origin.startswith("quintain.learning.")]
+    assert set(CORE) == set(ROWS)
+    ours = [piece for piece in every_piece() if piece.origin.startswith(("quintain.learning.", "quintain_algorithms."))]
     for kind in ("advantage", "objective", "correction", "aggregation"):
         here = {getattr(row, kind).name for row, _ in PAIRS.values()}
         assert not {piece.name for piece in ours if piece.kind == kind} - here, kind

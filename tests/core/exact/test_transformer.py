@@ -19,10 +19,11 @@ from torch import Tensor
 
 from quintain.interfaces.algorithm import Row
 from quintain.interfaces.pieces import Piece
-from quintain.learning import PRESETS, Batch, Learner
+from quintain.learning import Batch, Learner
 from quintain.learning.optimizer_step import Problem
 
 from ..models import tiny_model, with_exact_norms
+from ..rows import ROWS
 from .bench import Bench, pruned, sample_of
 from .closed_form import Method, Taken
 from .methods import CORE, EMA_STATE, PAIRS
@@ -184,7 +185,7 @@ def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
 def test_expected_update_is_the_true_gradient() -> None:
     """Of rloo over all groups of two, divided by the constant length 3."""
     held = Bench(tree=TREE, sizes=(2,), logits=dict.fromkeys(("theta", "prox", "mu", "ref"), table(0)), plain=True)
-    learner, updates = learner_of(PRESETS["rloo"], lr=0.0)
+    learner, updates = learner_of(ROWS["rloo"], lr=0.0)
     total: Any = 0.0
     for paths, weight in held.batches():
         if abs(paths[0].verdict - paths[1].verdict) < 1e-6:
@@ -203,7 +204,7 @@ def test_expected_update_is_the_true_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["kimi", "dr_grpo"])
 def test_the_optimizer_starts_anew_where_the_row_says(name: str) -> None:
-    row = PRESETS[name].but(epochs=2)
+    row = ROWS[name].but(epochs=2)
     learner, updates = learner_of(row)
     for _ in range(2):
         learner.step(drawn()[1])

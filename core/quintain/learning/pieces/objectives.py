@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...interfaces.algorithm import KL, Row
+from ...interfaces.algorithm import KL
 from ...interfaces.pieces import objective
 from ..terms import Terms
 
@@ -30,13 +30,13 @@ def importance(t: Terms) -> Tensor:
     return -t.ratio() * t.advantage
 
 
-def _check_dual(*, low: float, high: float | None, dual: float | None) -> None:
+def check_dual(*, low: float, high: float | None, dual: float | None) -> None:
     top = 1 + (low if high is None else high)
     if dual is not None and dual <= top:
         raise UsageError(f"dual is {dual}; expected more than the upper bound of the clip, {top}")
 
 
-@objective(idle=True, check=_check_dual)
+@objective(idle=True, check=check_dual)
 def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
     """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / anchor per token (Schulman et al. 2017, 1707.06347, equation
     7).
@@ -47,124 +47,10 @@ def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: flo
         dual: for A < 0 the loss is at most -dual A, so that a ratio far above 1 stops pushing down too (dual clip; Ye
             et al. 2020, 1912.09729, equation 5, with 3). ``None``: off. verl has it always on.
     """
-    return _clipped(t.log_ratio(), t.advantage, low, high, dual)
+    return clip_terms(t.log_ratio(), t.advantage, low, high, dual)
 
 
-def _fits_whole_samples(row: Row) -> None:
-    """A term that sums over its sample's tokens must not be weighed by their number once more."""
-    if row.aggregation.name in ("token", "constant", "prompt"):
-        raise UsageError(
-            f"algorithm {row.name!r}: a term of {row.objective!r} is a sum over the tokens of a sample already, and "
-            f"{row.aggregation!r} would weigh it by their number once more; set aggregation = 'sequence'"
-        )
-
-
-@objective(level="sequence", idle=True, check=_check_dual, fits=_fits_whole_samples)
-def sequence_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
-    """`ppo_clip` of whole samples: the ratio is the product over the sample's tokens (as in TRL's RLOO). It is the
-    exact importance ratio of the sample, and leaves any band the sooner the longer the sample is. Unclipped, with the
-    aggregation ``sequence``, its expected gradient is that of the expected reward also off-policy.
-
-    The advantage of a sample is the mean of its tokens'.
-    """
-    return _of_samples(t, *_clipped(t.log_ratio("product"), t.sample_mean(t.advantage), low, high, dual))
-
-
-@objective(level="sequence", idle=True)
-def gspo(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Told:
-    """`ppo_clip` of whole samples with s = (theta(y) / anchor(y))^(1 / T), the geometric mean of the tokens' ratios:
-    GSPO (Zheng et al. 2025, 2507.18071, equations 5 to 7). Its bounds are hundreds of times narrower than those of a
-    token's ratio; with 0.2 nothing would ever be clipped.
-
-    The advantage of a sample is the mean of its tokens'.
-    """
-    return _of_samples(t, *_clipped(t.log_ratio("geometric"), t.sample_mean(t.advantage), low, high, None))
-
-
-@objective(idle=True)
-def gspo_token(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Told:
-    """GSPO with an advantage per token: the ratio has the value of the sample's s and the gradient of the token's
-    log-prob (2507.18071, equations 13 and 14). Equal to `gspo`, values and gradients, where a sample's advantages are.
-    """
-    log_ratio = t.spread(t.log_ratio("geometric").detach()) + (t.logp - t.logp.detach())
-    return _clipped(log_ratio, t.advantage, low, high, None)
-
-
-@objective(idle=True)
-def cispo(t: Terms, *, cap: float = 5.0) -> Told:
-    """-stopgrad(min(r, cap)) A log theta: the weight is capped, no token's gradient is dropped (CISPO; MiniMax 2025,
-    2506.13585, equation 4).
-
-    Args:
-        cap: the ratio itself, not its distance from 1. TRL reads ``epsilon_high`` like this, verl and NeMo-RL as 1 +
-            high; there is no lower clip, as in the paper's runs. 5 as in TRL's documentation and SkyRL.
-    """
-    ratio = t.ratio().detach()
-    return -ratio.clamp(max=cap) * t.advantage * t.logp, {"clip_high": ratio > cap}
-
-
-@objective(idle=True)
-def dppo_tv(t: Terms, *, delta: float = 0.15, cap: float = 20.0) -> Told:
-    """-stopgrad(min(r, cap)) A log theta, without the tokens that the step has already moved by more than *delta* in
-    the direction of A, in probability: binary total variation (DPPO, 2602.04879).
-
-    A token is dropped where A > 0 and theta - anchor > delta, or A < 0 and theta - anchor < -delta. The paper's anchor
-    is mu. Unlike a clip of the ratio this leaves rare tokens free and holds likely ones.
-
-    Args:
-        cap: of the weight; 20 as verl means it to be (its configuration class sets 3).
-    """
-    moved = t.logp.detach().exp() - _anchor_logp(t).exp()
-    return _masked(t, (t.advantage > 0) & (moved > delta), (t.advantage < 0) & (moved < -delta), cap)
-
-
-@objective(idle=True)
-def dppo_kl(t: Terms, *, delta: float = 0.05, cap: float = 20.0) -> Told:
-    """`dppo_tv` with the binary KL(anchor || theta) of "this token or another" in nats as the measure (2602.04879)."""
-    far = _binary_kl(_anchor_logp(t), t.logp.detach()) > delta
-    up = t.log_ratio().detach() > 0
-    return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)
-
-
-def _fits_top_of_prox(row: Row) -> None:
-    if row.anchor == "mu":
-        raise UsageError(
-            f"algorithm {row.name!r}: {row.objective!r} compares theta with prox's likeliest tokens, since samplers "
-            "report the sampled token alone; set anchor = 'prox'"
-        )
-
-
-@objective(reads=("ratio", "top"), idle=True, fits=_fits_top_of_prox)
-def dppo_top(t: Terms, *, delta: float = 0.15, cap: float = 20.0, top: int = 20) -> Told:
-    """`dppo_tv` with the total variation over the *top* likeliest tokens, the sampled one, and all others as one
-    (2602.04879).
-
-    The likeliest tokens are prox's, as samplers report log-probs of the sampled token only; the paper takes mu's.
-    """
-    before, now = t.statistics["prox_top_logp"].exp(), t.statistics["top_logp"].detach().exp()
-    sampled_before, sampled_now = t.prox_logp.exp(), t.logp.detach().exp()
-    apart = ~t.statistics["prox_top_has"]  # the sampled token is a part of its own
-    within = (now - before).abs().sum(1) + torch.where(apart, (sampled_now - sampled_before).abs(), 0.0)
-    rest_before = 1 - before.sum(1) - torch.where(apart, sampled_before, 0.0)
-    rest_now = 1 - now.sum(1) - torch.where(apart, sampled_now, 0.0)
-    far = (within + (rest_now - rest_before).abs()) / 2 > delta
-    up = t.log_ratio().detach() > 0
-    return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)
-
-
-@objective(level="sequence", fits=_fits_whole_samples)
-def mirror_descent(t: Terms, *, tau: float = 0.1) -> Tensor:
-    """(A - tau d)^2 / (2 tau) per sample, d = log theta(y) - log anchor(y): the squared loss of Kimi k1.5 (2501.12599,
-    equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
-
-    The paper divides by nothing; the factor 1 / (2 tau) makes the gradient that of its equation 4. With A = R -
-    mean(group) the mean stands for tau log Z (an approximation). The paper does not give tau.
-    """
-    d = t.log_ratio("product")
-    return (t.sample_mean(t.advantage) - tau * d).square() / (2 * tau)
-
-
-def _clipped(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> Told:
+def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> Told:
     """-r A, held at a bound where the clip says so.
 
     A held ratio may have overflowed (products over long samples do), and 0 times infinity is no number: it is left out
@@ -183,28 +69,6 @@ def _clipped(log_ratio: Tensor, advantage: Tensor, low: float, high: float | Non
     for name, places in held.items():
         terms = torch.where(places, -bounds[name] * advantage, terms)
     return terms, held
-
-
-def _of_samples(t: Terms, terms: Tensor, told: dict[str, Tensor]) -> Told:
-    """Shares of clipped samples are told token by token, so that they weigh as their lengths do."""
-    return terms, {name: t.spread(value) for name, value in told.items()}
-
-
-def _masked(t: Terms, above: Tensor, below: Tensor, cap: float) -> Told:
-    ratio = t.ratio().detach().clamp(max=cap)
-    kept = ~(above | below)
-    return -ratio * t.advantage * t.logp * kept, {"clip_low": below, "clip_high": above}
-
-
-def _anchor_logp(t: Terms) -> Tensor:
-    return t.mu_logp if t.anchor == "mu" else t.prox_logp
-
-
-def _binary_kl(p_log: Tensor, q_log: Tensor) -> Tensor:
-    """KL between two coins with the heads p and q, in nats."""
-    # A probability that rounds to 1 leaves a rest of 1e-12, not of 0: 0 times infinity is no number.
-    p_rest, q_rest = ((-torch.expm1(x.clamp(max=-1e-12))).log() for x in (p_log, q_log))
-    return p_log.exp() * (p_log - q_log) + p_rest.exp() * (p_rest - q_rest)
 
 
 def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:

@@ -4,8 +4,7 @@ import torch
 from torch import Tensor
 
 from quintain import KL, objective
-from quintain.learning import Terms
-from quintain.learning.algorithms import GRPO
+from quintain.learning import PRESETS, Terms
 
 
 @objective(idle=True)
@@ -20,7 +19,7 @@ def sapo(t: Terms, *, positive: float = 1.0, negative: float = 1.05) -> Tensor:
 
 
 SAPO = replace(
-    GRPO,
+    PRESETS["grpo"],
     name="sapo",
     summary="GRPO with a sigmoid gate on the ratio instead of the clip, steeper for negative advantages.",
     source="Gao et al. 2025, arXiv 2511.20347",

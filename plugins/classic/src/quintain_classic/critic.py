@@ -10,12 +10,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from quintain import Service, need
 from quintain.errors import RunError, UsageError
-from quintain.interfaces.service import Service, need
-from quintain.learning import Batch
-from quintain.learning.learner import Learner
-from quintain.learning.microbatch import Columns, MicroBatch, micro_batches
-from quintain.models.forward import Forward
+from quintain.learning import Batch, Columns, Learner, MicroBatch, micro_batches
+from quintain.models import Forward
 
 
 def value_terms(values_N: Tensor, old_N: Tensor, returns_N: Tensor, clip: float | None) -> tuple[Tensor, Tensor]:

@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quintain import advantage, need
 from quintain.errors import UsageError
-from quintain.interfaces.pieces import advantage
-from quintain.interfaces.service import need
-from quintain.learning.pieces.advantages import Step, is_constant, token_rewards
+from quintain.learning import Step, advantages
 
 from .critic import Critic
 
@@ -53,7 +52,7 @@ def gae(
     if not 0 <= gamma <= 1 or not 0 <= lam <= 1:
         raise UsageError(f"advantage.gae: gamma {gamma}, lam {lam}; expected numbers from 0 to 1")
     values_N = critic.values(step.batch).double()
-    rewards_N = token_rewards(step)
+    rewards_N = advantages.token_rewards(step)
     if clamp and step.penalty is not None:
         rewards_N = rewards_N + step.penalty.double().cpu().clamp(max=0)
     advantages_N = estimates(rewards_N, values_N, [s.tokens for s in step.batch.samples], gamma=gamma, lam=lam)
@@ -83,7 +82,7 @@ def estimates(rewards_N: Tensor, values_N: Tensor, lengths: Sequence[int], *, ga
 
 def whitened(values_N: Tensor) -> Tensor:
     """(x - mean) / (std + 1e-8) over all tokens, ddof 0; exactly 0 where they are all the same."""
-    if is_constant(values_N.tolist()):
+    if advantages.is_constant(values_N.tolist()):
         return torch.zeros_like(values_N)
     centred = values_N - values_N.mean()
     return centred / (centred.square().mean().sqrt() + 1e-8)

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from quintain import Row as Method
+from quintain import update
 from quintain.errors import RunError, UsageError
-from quintain.interfaces.algorithm import Row as Method
-from quintain.interfaces.pieces import update
-from quintain.learning import Batch
-from quintain.learning.optimizer_step import Problem
-from quintain.models.forward import Forward, Row
+from quintain.learning import Batch, Problem
+from quintain.models import Forward, Row
 
 LARGEST = 500_000_000
 """Parameters of the largest model that the update takes."""

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from quintain.interfaces.algorithm import KL, Row
-from quintain.learning.pieces.advantages import leave_one_out
-from quintain.learning.pieces.aggregation import token
-from quintain.learning.pieces.corrections import uncorrected
-from quintain.learning.pieces.group_filter import minimum
-from quintain.learning.pieces.objectives import importance, ppo_clip
+from quintain import KL, Row
+from quintain.learning import admission, advantages, aggregation, corrections, objectives
 
 from .gae import gae
 from .natural import natural
@@ -18,10 +14,10 @@ PPO = Row(
     summary="A critic and GAE, clipped ratio 0.2, 4 epochs, k1 to the reference in the reward (0.05).",
     source="Schulman et al. 2017, arXiv 1707.06347; Stiennon et al. 2020, arXiv 2009.01325, appendix B.1",
     advantage=gae.using(whiten=True),
-    objective=ppo_clip,
-    correction=uncorrected,
-    aggregation=token,
-    admission=minimum.using(members=1),
+    objective=objectives.ppo_clip,
+    correction=corrections.uncorrected,
+    aggregation=aggregation.token,
+    admission=admission.minimum.using(members=1),
     kl=KL(where="reward", estimator="k1", coefficient=0.05),  # TRL has the same; InstructGPT takes 0.02
     epochs=4,  # InstructGPT makes one pass in 8 minibatches
     services={"critic": "critic"},
@@ -33,11 +29,11 @@ TRPO = Row(
     summary="A natural-gradient step inside a KL of 0.01, by conjugate gradients and a line search; up to 0.5B "
     "parameters.",
     source="Schulman et al. 2015, arXiv 1502.05477",
-    advantage=leave_one_out,  # a Monte Carlo return, as in the paper; the baseline keeps it unbiased
-    objective=importance,
-    correction=uncorrected,
-    aggregation=token,
-    admission=minimum,
+    advantage=advantages.leave_one_out,  # a Monte Carlo return, as in the paper; the baseline keeps it unbiased
+    objective=objectives.importance,
+    correction=corrections.uncorrected,
+    aggregation=aggregation.token,
+    admission=admission.minimum,
     update=natural,
     published={"temperature": 1.0},
 )
@@ -47,10 +43,10 @@ VINEPPO = Row(
     summary="PPO whose values are means over fresh continuations from inside the answer, in place of a critic's.",
     source="Kazemnejad et al. 2024, arXiv 2410.01679",
     advantage=vine,
-    objective=ppo_clip,
-    correction=uncorrected,
-    aggregation=token,
-    admission=minimum.using(members=1),
+    objective=objectives.ppo_clip,
+    correction=corrections.uncorrected,
+    aggregation=aggregation.token,
+    admission=admission.minimum.using(members=1),
     kl=KL(where="loss", estimator="k3", coefficient=1e-4),
     epochs=2,
     published={"group": 8, "minibatches": 8, "temperature": 0.6},

@@ -6,25 +6,27 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from quintain import (
+    Engine,
+    Replay,
+    Rollout,
+    Row,
+    Sampled,
+    Sampling,
+    Task,
+    TokenEngine,
+    Weights,
+    advantage,
+    need,
+)
 from quintain.errors import EnvironmentFault, UsageError
-from quintain.interfaces.algorithm import Row
-from quintain.interfaces.engine import Engine, Replay, TokenEngine, Weights
-from quintain.interfaces.pieces import advantage
-from quintain.interfaces.service import need
-from quintain.learning import Sample
-from quintain.learning.pieces.advantages import Step
-from quintain.rollouts.chat.thinking_budget import cut_where_stopped
-from quintain.types.sampling import Sampling, derived_seed
-from quintain.types.transcript import Sampled
-
-if TYPE_CHECKING:
-    from quintain.types.rollout import Rollout
-    from quintain.types.task import Task
+from quintain.learning import Sample, Step
+from quintain.training import cut_where_stopped, derived_seed
 
 Told = tuple[Tensor, dict[str, float]]
 

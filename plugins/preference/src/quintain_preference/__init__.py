@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from .imitation import over_winners, winners
+from .imitation import ones, over_winners, winners
 from .pairs import dpo, dpo_norm, simpo
-from .rows import DPO, DPO_NORM, RFT, SIMPO
+from .rows import DPO, DPO_NORM, RFT, SFT, SIMPO
 
-__all__ = ["DPO", "DPO_NORM", "RFT", "SIMPO", "dpo", "dpo_norm", "over_winners", "simpo", "winners"]
+__all__ = ["DPO", "DPO_NORM", "RFT", "SFT", "SIMPO", "dpo", "dpo_norm", "ones", "over_winners", "simpo", "winners"]

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quintain import Row, advantage, aggregation
 from quintain.errors import UsageError
-from quintain.interfaces.algorithm import Row
-from quintain.interfaces.pieces import advantage, aggregation
 from quintain.learning import SUCCESS, reaches
 
 if TYPE_CHECKING:
-    from quintain.learning import Batch, Sample
-    from quintain.learning.pieces.advantages import Step
+    from quintain.learning import Batch, Sample, Step
 
 
 def fits(row: Row) -> None:
@@ -35,6 +33,24 @@ def fits(row: Row) -> None:
             f"algorithm {row.name!r}: {row.advantage!r} may choose an answer that mask_truncated then leaves out; give "
             "best and dedupe to the aggregation alone"
         )
+
+
+def _fits_no_reward(row: Row) -> str:
+    if row.alters_reward:
+        raise UsageError(
+            f"algorithm {row.name!r}: {row.advantage!r} reads no reward, so a KL term or a length punishment in it "
+            "does nothing; set kl.where = 'loss' and overlong = 0"
+        )
+    return (
+        "every sample counts as an example: on the policy's own samples the expected update is 0; `rft` follows those "
+        "that succeed, `quintain sft` learns from a teacher's"
+    )
+
+
+@advantage(fits=_fits_no_reward)
+def ones(step: Step) -> list[float]:
+    """1: every sample is an example to follow (supervised learning on rollouts)."""
+    return [1.0] * len(step.rewards)
 
 
 @advantage(fits=fits)

@@ -4,25 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from quintain.interfaces.algorithm import Row
-from quintain.learning.pieces.advantages import group_mean
-from quintain.learning.pieces.aggregation import prompt
-from quintain.learning.pieces.corrections import uncorrected
-from quintain.learning.pieces.group_filter import minimum
-from quintain.learning.pieces.objectives import policy_gradient
+from quintain import Row
+from quintain.learning import admission, advantages, aggregation, corrections, objectives
 
-from .imitation import over_winners, winners
+from .imitation import ones, over_winners, winners
 from .pairs import dpo, dpo_norm, simpo
+
+SFT = Row(
+    name="sft",
+    summary="Every sample is an example: cross-entropy over all tokens, as `quintain sft` does without sampling.",
+    source="Ouyang et al. 2022, arXiv 2203.02155, section 3.5",
+    advantage=ones,
+    objective=objectives.policy_gradient,
+    correction=corrections.uncorrected,
+    aggregation=aggregation.token,
+    admission=admission.minimum.using(members=1),
+)
 
 RFT = Row(
     name="rft",
     summary="Imitate the answers that succeeded: expert iteration, rejection sampling, best-of-n.",
     source="Yuan et al. 2023, arXiv 2308.01825",
     advantage=winners,
-    objective=policy_gradient,
-    correction=uncorrected,
+    objective=objectives.policy_gradient,
+    correction=corrections.uncorrected,
     aggregation=over_winners,
-    admission=minimum.using(members=1),
+    admission=admission.minimum.using(members=1),
     published={"group": 100, "temperature": 0.7},
 )
 
@@ -33,11 +40,11 @@ DPO = Row(
     name="dpo",
     summary="Pairs ranked by reward in each group, logistic loss on summed log-ratios to the reference, beta 0.1.",
     source="Rafailov et al. 2023, arXiv 2305.18290, equation 7",
-    advantage=group_mean,
+    advantage=advantages.group_mean,
     objective=dpo,
-    correction=uncorrected,
-    aggregation=prompt,
-    admission=minimum,
+    correction=corrections.uncorrected,
+    aggregation=aggregation.prompt,
+    admission=admission.minimum,
     published={"group": 2},
 )
 

@@ -16,7 +16,7 @@ from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step, is_constant, returns
 from quintain.registry.pieces import find
 
-from . import batches
+from ..core import batches
 
 
 def step(rewards: Sequence[float], groups: Sequence[int] = (), tokens: int = 2, **sample: Any) -> Step:

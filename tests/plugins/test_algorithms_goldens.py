@@ -1,4 +1,4 @@
-"""Closed-form values and derivatives for every branch of every clip, cap and mask."""
+"""Closed-form values and derivatives for every branch of every clip, cap and mask of core and `quintain-algorithms`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from quintain.interfaces.pieces import Piece
 from quintain.learning import PRESETS, Terms
 from quintain.learning.loss import weighted_sum
 from quintain.registry.pieces import find
+from quintain_algorithms import GSPO
 
 
 def terms(
@@ -149,7 +150,7 @@ def test_gspo_of_tokens_is_gspo_where_a_sample_has_one_advantage() -> None:
     found = []
     for name in ("gspo", "gspo_token"):
         t = terms(theta, advantage, samples=owner)
-        loss = weighted_sum(PRESETS["gspo"].but(objective={"use": name, "low": 0.1, "high": 0.15}), t, weight).loss
+        loss = weighted_sum(GSPO.but(objective={"use": name, "low": 0.1, "high": 0.15}), t, weight).loss
         found.append(torch.autograd.grad(loss, t.logp)[0])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
 

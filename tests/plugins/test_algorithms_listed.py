@@ -26,7 +26,9 @@ from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
 from quintain.types.sampling import Interrupt
 
-DISTRIBUTIONS = ("quintain", "quintain-classic", "quintain-preference")
+from ..core.rows import ROWS as KNOWN
+
+DISTRIBUTIONS = ("quintain", "quintain-algorithms", "quintain-classic", "quintain-preference")
 ROWS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
 
 
@@ -50,7 +52,7 @@ def test_the_manifest_says_what_the_row_says(component: Component) -> None:
 def test_every_preset_is_a_component() -> None:
     """Core's table has no row that `algorithm.use` does not find, and the workspace has those of the plugins."""
     assert set(PRESETS) == {c.name for c in ROWS if c.distribution == "quintain"}
-    assert {"ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo"} <= {c.name for c in ROWS}
+    assert {"cispo", "ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo", "sft"} <= {c.name for c in ROWS}
 
 
 def test_listing_shows_every_row_with_its_source_and_imports_none() -> None:
@@ -109,11 +111,11 @@ print(find("update", "natural"), find("aggregation", "winners"))
 
 
 # ---------------------------------------------------------------- rows as data
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", KNOWN)
 def test_settings_make_the_row_again(name: str) -> None:
     """What `settings` gives is what `Row.but` takes."""
-    row = PRESETS[name]
-    again = PRESETS["sft" if name != "sft" else "scalerl"].but(**settings(row))
+    row = KNOWN[name]
+    again = KNOWN["sft" if name != "sft" else "scalerl"].but(**settings(row))
 
     assert settings(again) == settings(row)
     assert () == differences(again, row)
@@ -166,7 +168,7 @@ def test_what_does_nothing_is_no_difference() -> None:
 
 def test_differences_mirror() -> None:
     """Read from the other side they are the same ones."""
-    for a, b in permutations(PRESETS.values(), 2):
+    for a, b in permutations(KNOWN.values(), 2):
         swapped = tuple(Difference(setting=d.setting, left=d.right, right=d.left) for d in differences(b, a))
         assert set(map(str, differences(a, b))) == set(map(str, swapped)), (a.name, b.name)
 
@@ -186,8 +188,8 @@ def test_every_setting_has_a_phrase() -> None:
     of_plan = {f"plan.{f.name}" for f in dataclasses.fields(Plan)}
 
     assert of_row | of_plan == set(PHRASES)
-    for name in PRESETS:
-        plain = settings(PRESETS[name])
+    for row in KNOWN.values():
+        plain = settings(row)
         assert all(phrase(key, plain[key]) for key in of_row)
         assert all(phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
     with pytest.raises(KeyError):
@@ -250,7 +252,7 @@ def test_info_against(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     """Only what differs, for programs and for people."""
     found = told(capsys, "info", "dapo", "--against", "cispo")
     assert ("dapo", "cispo") == (found["left"]["name"], found["right"]["name"])
-    expected = differences(PRESETS["dapo"], PRESETS["cispo"])
+    expected = differences(PRESETS["dapo"], KNOWN["cispo"])
     assert [d.setting for d in expected] == [d["setting"] for d in found["differences"]]
     assert "active" not in json.dumps(found)
 

@@ -1,0 +1,33 @@
+"""Policy-gradient algorithms of the literature, each a row of choices, and the pieces that they are made of."""
+
+from __future__ import annotations
+
+from .algorithms import (
+    CISPO,
+    DPPO,
+    DVP,
+    GSPO,
+    KIMI,
+    MAXRL,
+    OLMORL,
+    OTB,
+    REINFORCE_PP,
+    REINFORCE_PP_BASELINE,
+    SCALERL,
+    TRM,
+)
+
+__all__ = [
+    "CISPO",
+    "DPPO",
+    "DVP",
+    "GSPO",
+    "KIMI",
+    "MAXRL",
+    "OLMORL",
+    "OTB",
+    "REINFORCE_PP",
+    "REINFORCE_PP_BASELINE",
+    "SCALERL",
+    "TRM",
+]
