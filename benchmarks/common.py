@@ -49,7 +49,7 @@ def trial_arguments() -> argparse.ArgumentParser:
     parser.add_argument("--environment", required=True)
     parser.add_argument("--environment-args", type=json.loads, default="{}")
     parser.add_argument("--device", default="cpu")
-    for name in ("seed", "steps", "every", "tasks", "groups", "members", "max-tokens", "threads"):
+    for name in ("seed", "steps", "every", "tasks", "groups", "group-size", "max-tokens", "threads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     for name in ("lr", "target"):
         parser.add_argument(f"--{name}", type=float, required=True)

@@ -5,7 +5,7 @@ weights, in turns.
     group    16 prompts of 37 tokens, 8 samples each, 64 new tokens: the shape of a training step
     ragged   256 prompts of 32 tokens, 16 to 256 new tokens, drawn uniformly: both sides sample the same lengths.
              ``generate`` takes four batches of 64 as they come, or all 256 at once; the engine has 64 rows that it
-             refills, or 256: the faster way counts on either side
+             resamples, or 256: the faster way counts on either side
 
 Temperature 1 on both sides; the engine also returns the log-prob of every token, ``generate`` does not. Tokens that
 count are those that were asked for; what ``generate`` computes for rows that have ended does not. Prompts are
@@ -32,13 +32,13 @@ from .shapes import VOCABULARY, folder
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One line of the table: *groups* prompts with *members* samples each; *aim* is the ratio asked for."""
+    """One line of the table: *groups* prompts with *group_size* samples each; *aim* is the ratio asked for."""
 
     shape: str
     size: str
     precision: str = "fp32"
     groups: int = 64
-    members: int = 1
+    group_size: int = 1
     prompt: int = 32
     low: int = 256
     high: int = 256
@@ -52,14 +52,14 @@ class Case:
     @property
     def batches(self) -> tuple[int, ...]:
         """Sequences at once that either side may choose between."""
-        samples = self.groups * self.members
+        samples = self.groups * self.group_size
         return tuple(sorted({min(self.slots, samples), samples}))
 
 
 def _cases() -> tuple[Case, ...]:
     shapes: dict[str, dict[str, int]] = {
         "fixed": {},
-        "group": {"groups": 16, "members": 8, "prompt": 37, "low": 64, "high": 64, "slots": 128},
+        "group": {"groups": 16, "group_size": 8, "prompt": 37, "low": 64, "high": 64, "slots": 128},
         "ragged": {"groups": 256, "low": 16},
     }
     models = (("1.05M", "fp32", 2.0), ("1.05M", "bf16", 2.0), ("4.46M", "fp32", 1.5), ("4.46M", "bf16", 2.0))
@@ -72,7 +72,7 @@ def _cases() -> tuple[Case, ...]:
 
 QUICK = (
     Case(shape="fixed", size="0.1M", groups=4, low=8, high=8),
-    Case(shape="group", size="0.1M", groups=2, members=4, low=8, high=8),
+    Case(shape="group", size="0.1M", groups=2, group_size=4, low=8, high=8),
     Case(shape="ragged", size="0.1M", precision="bf16", groups=8, low=2, high=16, slots=4),
 )
 
@@ -89,16 +89,16 @@ class Sides:
         self.case, self.torch = case, torch
         dtype = {"fp32": "float32", "bf16": "bfloat16"}[case.precision]
         loaded = load_model(folder(case.size), dtype=dtype, device=device)
-        loaded.codec.stop_ids = ()
+        loaded.tokenizer.stop_ids = ()
         self.model = loaded.module
-        self.engines = {n: EmbeddedEngine.sharing(loaded.module, loaded.codec, slots=n) for n in case.batches}
+        self.engines = {n: EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, slots=n) for n in case.batches}
         assert all(engine.shares for engine in self.engines.values()), "both sides decode the same tensors"
 
     def work(self, round_: int) -> tuple[list[list[int]], list[int]]:
         """Prompts and new tokens of one round, one of each per sample."""
         rng, case = random.Random(f"{self.case.name}/{round_}"), self.case
         prompts = [[rng.randrange(3, VOCABULARY) for _ in range(case.prompt)] for _ in range(case.groups)]
-        rows = [p for p in prompts for _ in range(case.members)]
+        rows = [p for p in prompts for _ in range(case.group_size)]
         return rows, [rng.randint(case.low, case.high) for _ in rows]
 
     def sample(self, rows: Sequence[list[int]], wanted: Sequence[int], slots: int) -> int:

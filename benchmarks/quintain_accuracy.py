@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -65,7 +65,7 @@ def recipe(args: argparse.Namespace) -> Recipe:
         "environments": [{"use": args.environment, "args": args.environment_args}],
         "algorithm": {"use": "dr_grpo"},
         "sampling": {"max_tokens": args.max_tokens},
-        "batch": {"groups": args.groups, "members": args.members},
+        "batch": {"prompts": args.groups, "group_size": args.group_size},
         "learner": {"lr": args.lr},
         "evaluation": {"every": args.every, "tasks": args.tasks, "test": {"tasks": 0}},
         "checkpoint": {"every": 0},
@@ -82,7 +82,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="quintain-benchmark-") as where:
         checked = recipe(args)
         with RunFolder.create(Path(where) / "run", checked.to_toml()) as folder:
-            conduct(checked, folder, watch)
+            run_training(checked, folder, watch)
     door.say(curve=watch.curve)
 
 

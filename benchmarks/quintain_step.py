@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -75,7 +75,7 @@ use = "dr_grpo"
 [sampling]
 max_tokens = {high}
 [batch]
-groups = {groups}
+prompts = {groups}
 members = {members}
 [learner]
 lr = {lr}
@@ -114,14 +114,14 @@ def main() -> None:
         learner_extra=f"token_budget = {args.budget}" if args.budget else "",
     )
     door.say(
-        side="Quintain", torch=torch.__version__, threads=torch.get_num_threads(), samples=args.groups * args.members
+        side="Quintain", torch=torch.__version__, threads=torch.get_num_threads(), samples=args.groups * args.group_size
     )
-    gate = Gate(door, args.groups * args.members, args.low, args.high)
+    gate = Gate(door, args.groups * args.group_size, args.low, args.high)
     with tempfile.TemporaryDirectory(prefix="quintain-benchmark-") as where:
         recipe = Recipe.parse(text)
         with RunFolder.create(Path(where) / "run", recipe.to_toml()) as folder:
             try:
-                conduct(recipe, folder, gate)
+                run_training(recipe, folder, gate)
             except Finished:
                 return
 

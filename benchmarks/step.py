@@ -30,7 +30,7 @@ class Case:
     low: int = 64
     high: int = 64
     groups: int = 16
-    members: int = 8
+    group_size: int = 8
     aim: float | None = None
 
     @property
@@ -44,7 +44,7 @@ class Case:
             "low": self.low,
             "high": self.high,
             "groups": self.groups,
-            "members": self.members,
+            "group_size": self.group_size,
         }
         return [part for key, value in shape.items() for part in (f"--{key}", str(value))]
 
@@ -87,7 +87,7 @@ def measure(case: Case, args: Any) -> dict[str, Any]:
     tokens = spread(o["tokens"] for o in paired.ours)
     return {
         "aim": case.aim,
-        "samples": case.groups * case.members,
+        "samples": case.groups * case.group_size,
         "new_tokens": tokens,
         **paired.summary(),
         "cpu_seconds": paired.summary("cpu"),

@@ -36,11 +36,11 @@ class ForcedEngine(EmbeddedEngine):
     lengths: Iterator[int] | None = None
 
     @classmethod
-    def sharing(cls, module: Any, codec: Any, **options: Any) -> EmbeddedEngine:
-        codec.stop_ids = ()
-        return super().sharing(module, codec, **options)
+    def sharing(cls, module: Any, tokenizer: Any, **options: Any) -> EmbeddedEngine:
+        tokenizer.stop_ids = ()
+        return super().sharing(module, tokenizer, **options)
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         if self.lengths is not None:
-            how = how.but(max_tokens=next(self.lengths))
-        return await super().sample(ids, how)
+            sampling = sampling.replace(max_tokens=next(self.lengths))
+        return await super().sample(ids, sampling)

@@ -1,7 +1,7 @@
 """Seconds of training until held-out greedy accuracy first reaches a target: TRL's GRPOTrainer against Quintain.
 
 Both start from the same trained default model, train on the same environment (`arithmetic`) with the same batch, Dr.
-GRPO, AdamW without decay, clipping at 1, float32, and are judged by the same verdict on the same held-out tasks
+GRPO, AdamW without decay, clipping at 1, float32, and are judged by the same outcome on the same held-out tasks
 every few steps, clock stopped. Both run the same sweep of learning rates with every seed; each side counts with its
 own best one: that of the lowest median over the seeds, among those with which most seeds arrive. The ratio is taken
 seed by seed.
@@ -22,7 +22,7 @@ from typing import Any
 from .common import PEERS, ROOT, Worker, arguments, peers_python, shown, spread, table, write
 
 SIDES = {"ours": "benchmarks.quintain_accuracy", "theirs": "benchmarks.peers.trl_accuracy"}
-QUICK = {"steps": 2, "every": 1, "tasks": 10, "groups": 4, "members": 4, "target": 0.99, "seeds": 1, "lrs": [1e-4]}
+QUICK = {"steps": 2, "every": 1, "tasks": 10, "groups": 4, "group_size": 4, "target": 0.99, "seeds": 1, "lrs": [1e-4]}
 
 
 def start_model(args: Any) -> Path:
@@ -45,7 +45,7 @@ def trial(side: str, model: Path, seed: int, lr: float, args: Any) -> dict[str, 
         "device": args.device,
         **{
             key: getattr(args, key.replace("-", "_"))
-            for key in ("steps", "every", "tasks", "groups", "members", "max-tokens", "target", "threads")
+            for key in ("steps", "every", "tasks", "groups", "group-size", "max-tokens", "target", "threads")
         },
     }
     command = [
@@ -91,7 +91,7 @@ def from_quickstart(args: Any) -> None:
     from quintain.registry.lookup import current
     from quintain.training.recipe.tables import Recipe
 
-    keys = ("environment", "environment_args", "start_args", "groups", "members", "max_tokens", "lrs")
+    keys = ("environment", "environment_args", "start_args", "groups", "group_size", "max_tokens", "lrs")
     if not any(getattr(args, key) is None for key in keys):
         return
     recipe = Recipe.load(ROOT / "core/quintain/recipes/quickstart.toml")
@@ -101,8 +101,8 @@ def from_quickstart(args: Any) -> None:
         "environment": target,
         "environment_args": json.dumps(task.args),
         "start_args": json.dumps(recipe.model.start.args),
-        "groups": recipe.batch.groups,
-        "members": recipe.batch.members,
+        "groups": recipe.batch.prompts,
+        "group_size": recipe.batch.group_size,
         "max_tokens": recipe.sampling.max_tokens,
         "lrs": [round(recipe.learner.lr * factor, 12) for factor in (1 / 3, 1, 3)],
     }

@@ -22,14 +22,14 @@ GROUP, STEPS, RATE = 32, 300, 0.05
 LENGTHS = (1, 2, 4, 8, 16)
 SAMPLES = 256
 
-RAW = REINFORCE.but(advantage="raw", aggregation={"use": "constant", "length": 1})
-ROWS = {
+RAW = REINFORCE.replace(advantage="raw", aggregation={"use": "constant", "length": 1})
+VARIANTS = {
     "no correction": RAW,
-    "importance ratio": RAW.but(objective="importance", anchor="mu"),
-    "truncated at 2 (TIS)": RAW.but(correction="tis"),
-    "capped at 5 (CISPO)": RAW.but(objective=cispo, anchor="mu"),
-    "PPO clip 0.2": RAW.but(objective="ppo_clip", anchor="mu"),
-    "no correction, batch mean": RAW.but(advantage="batch_mean"),
+    "importance ratio": RAW.replace(objective="importance", ratio_to="mu"),
+    "truncated at 2 (TIS)": RAW.replace(correction="tis"),
+    "capped at 5 (CISPO)": RAW.replace(objective=cispo, ratio_to="mu"),
+    "PPO clip 0.2": RAW.replace(objective="ppo_clip", ratio_to="mu"),
+    "no correction, batch mean": RAW.replace(advantage="batch_mean"),
 }
 """Rows of one answer a sample; the ratio is always to the old policy, which never moves."""
 
@@ -38,7 +38,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     """Learn from the old policy's answers alone, and estimate the new policy's reward from them."""
     steps = 4 if quick else STEPS
     xs = list(range(0, steps + 1, 2 if quick else 10))
-    curves: dict[str, list[list[float]]] = {name: [] for name in ROWS}
+    curves: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
     for seed in seeds:
         for name, values in curves.items():
             values.append(_trained(name, seed, steps, xs))
@@ -83,7 +83,7 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> list[float]
         if step in xs:
             found.append(float(logits.detach().softmax(-1)[0, 0]))
         played = _rewarded(play(World.bandit(1, 2), old, [0], GROUP, draw))
-        learn(ROWS[name], lambda: logits, optimizer, played, 1)
+        learn(VARIANTS[name], lambda: logits, optimizer, played, 1)
     return found
 
 
@@ -110,8 +110,8 @@ def _estimates(seeds: Sequence[int]) -> tuple[Panel, Panel]:
             rows["whole answers"].append(float((weight * reward).mean()))
             rows["whole answers, normalised"].append(float((weight * reward).sum() / weight.sum()))
             shares.append(_worth(weight))
-        for name, row in rows.items():
-            values[name].append(row)
+        for name, algorithm in rows.items():
+            values[name].append(algorithm)
         share.append(shares)
     errors = Panel(
         title=f"estimated reward of the new policy, {SAMPLES} answers",

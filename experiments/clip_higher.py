@@ -16,14 +16,14 @@ from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play
 
 PROMPTS, ACTIONS, RIGHT, SHARPNESS = 16, 32, 4, 1.5
-MEMBERS, EPOCHS, STEPS, RATE = 16, 8, 40, 0.05
-BASE = DAPO.but(epochs=EPOCHS, admission="minimum", plan={"refill": "none"}, overlong=0.0)
-ROWS = {
-    "clip 0.2 / 0.2": BASE.but(objective={"low": 0.2, "high": 0.2}),
+GROUP_SIZE, EPOCHS, STEPS, RATE = 16, 8, 40, 0.05
+BASE = DAPO.replace(epochs=EPOCHS, group_filter="minimum", plan={"resample": "none"}, overlong=0.0)
+VARIANTS = {
+    "clip 0.2 / 0.2": BASE.replace(objective={"low": 0.2, "high": 0.2}),
     "clip 0.2 / 0.28 (DAPO)": BASE,
-    "clip 0.2 / 0.5": BASE.but(objective={"low": 0.2, "high": 0.5}),
-    "clip 0.28 / 0.28": BASE.but(objective={"low": 0.28, "high": 0.28}),
-    "no clip": BASE.but(objective="importance"),
+    "clip 0.2 / 0.5": BASE.replace(objective={"low": 0.2, "high": 0.5}),
+    "clip 0.28 / 0.28": BASE.replace(objective={"low": 0.28, "high": 0.28}),
+    "no clip": BASE.replace(objective="importance"),
 }
 LEVEL = 0.95
 
@@ -38,9 +38,9 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         "among": "entropy among the right answers (nats)",
         "clipped": "share of tokens clipped above, over the updates",
     }
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in ROWS} for what in titles}
+    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in titles}
     for seed in seeds:
-        for name in ROWS:
+        for name in VARIANTS:
             for what, values in _trained(name, seed, steps).items():
                 found[what][name].append(values)
     panels = {
@@ -50,7 +50,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     base = "clip 0.2 / 0.2"
     contrasts: dict[str, list[float]] = {}
     level = min(LEVEL, min(max(row) for rows in found["success"].values() for row in rows))
-    for name in list(ROWS)[1:]:
+    for name in list(VARIANTS)[1:]:
         for what in ("entropy", "among"):
             contrasts[f"{titles[what]} at step {steps}, {name} less {base}"] = differences(
                 panels[what].line(name), panels[what].line(base)
@@ -62,7 +62,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
             ]
     first = {name: [sum(row[1:11]) / len(row[1:11]) for row in rows] for name, rows in found["clipped"].items()}
     contrasts |= {f"share clipped above in the first ten steps, {name}": v for name, v in first.items()}
-    settings = {"prompts": PROMPTS, "actions": ACTIONS, "right": RIGHT, "members": MEMBERS, "epochs": EPOCHS}
+    settings = {"prompts": PROMPTS, "actions": ACTIONS, "right": RIGHT, "group_size": GROUP_SIZE, "epochs": EPOCHS}
     return Report(panels=list(panels.values()), contrasts=contrasts, settings={**settings, "lr": RATE, "steps": steps})
 
 
@@ -104,8 +104,8 @@ def _trained(name: str, seed: int, steps: int) -> dict[str, list[float]]:
         out["entropy"].append(pupil.entropy())
         out["among"].append(_among(pupil))
         out["clipped"].append(clipped)
-        played = pupil.scored(play(pupil.world, pupil.table().detach(), list(range(PROMPTS)), MEMBERS, draw))
-        clipped = learn(ROWS[name], pupil.table, optimizer, played, 1).get("clip_high", 0.0)
+        played = pupil.scored(play(pupil.world, pupil.table().detach(), list(range(PROMPTS)), GROUP_SIZE, draw))
+        clipped = learn(VARIANTS[name], pupil.table, optimizer, played, 1).get("clip_high", 0.0)
     return out
 
 

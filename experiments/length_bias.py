@@ -16,9 +16,9 @@ from .common import Line, Panel, Report, differences, generator, main
 from .tables import END, World, learn, play
 
 LONGEST, STOP = 64, 0.08
-PROMPTS, MEMBERS, STEPS, RATE = 8, 16, 200, 0.5
-ROWS = {
-    name: DR_GRPO.but(objective="policy_gradient", aggregation=aggregation)
+PROMPTS, GROUP_SIZE, STEPS, RATE = 8, 16, 200, 0.5
+VARIANTS = {
+    name: DR_GRPO.replace(objective="policy_gradient", aggregation=aggregation)
     for name, aggregation in {
         "sequence mean (GRPO)": "sequence",
         "constant (Dr. GRPO)": {"use": "constant", "length": 12},
@@ -34,10 +34,10 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 10 if quick else STEPS
     xs = list(range(0, steps + 1, 10))
     found: dict[str, dict[str, list[list[float]]]] = {
-        what: {name: [] for name in ROWS} for what in ("wrong", "right", "gap")
+        what: {name: [] for name in VARIANTS} for what in ("wrong", "right", "gap")
     }
     for seed in seeds:
-        for name in ROWS:
+        for name in VARIANTS:
             wrong, right = _trained(name, seed, steps, xs)
             found["wrong"][name].append(wrong)
             found["right"][name].append(right)
@@ -56,7 +56,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
             **{f"wrong - right, {line.label}": line.at() for line in gaps.lines},
             **{f"wrong - right, {line.label} less constant": differences(line, constant) for line in others},
         },
-        settings={"prompts": PROMPTS, "members": MEMBERS, "lr": RATE, "stop": STOP, "longest": LONGEST},
+        settings={"prompts": PROMPTS, "group_size": GROUP_SIZE, "lr": RATE, "stop": STOP, "longest": LONGEST},
         notes=[_prediction()],
     )
 
@@ -76,7 +76,7 @@ def _world() -> World:
 
 
 def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> tuple[list[float], list[float]]:
-    row, world = ROWS[name], _world()
+    algorithm, world = VARIANTS[name], _world()
     logits = torch.zeros(2, 2, dtype=torch.float64)
     logits[:, 1] = math.log(STOP / (1 - STOP))
     logits.requires_grad_()
@@ -88,11 +88,11 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> tuple[list[
             stop = logits.detach().softmax(-1)[:, 1].tolist()
             wrong.append(_length(stop[0]))
             right.append(_length(stop[1]))
-        coins = torch.randint(0, 2, (PROMPTS * MEMBERS,), generator=draw)
+        coins = torch.randint(0, 2, (PROMPTS * GROUP_SIZE,), generator=draw)
         played = play(world, logits.detach(), coins.tolist(), 1, draw)
-        members = torch.arange(PROMPTS).repeat_interleave(MEMBERS)
-        grouped = type(played)(**{**vars(played), "group": members, "rewards": tuple(coins.double().tolist())})
-        learn(row, lambda: logits, optimizer, grouped, LONGEST)
+        indices = torch.arange(PROMPTS).repeat_interleave(GROUP_SIZE)
+        grouped = type(played)(**{**vars(played), "group": indices, "rewards": tuple(coins.double().tolist())})
+        learn(algorithm, lambda: logits, optimizer, grouped, LONGEST)
     return wrong, right
 
 

@@ -15,14 +15,14 @@ from quintain_algorithms.advantages import maxrl
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play
 
-PROMPTS, MEMBERS, STEPS, RATE = 16, 16, 200, 0.03
+PROMPTS, GROUP_SIZE, STEPS, RATE = 16, 16, 200, 0.03
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
-BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
-ROWS = {
+BASE = DR_GRPO.replace(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
+VARIANTS = {
     "R - mean (Dr. GRPO)": BASE,
-    "(R - mean) / std (GRPO)": BASE.but(advantage="group_norm"),
-    "(R - mean) / mean (MaxRL)": BASE.but(advantage=maxrl),
-    "R / mean (MaxRL, success only)": BASE.but(advantage=maxrl.using(form="success")),
+    "(R - mean) / std (GRPO)": BASE.replace(advantage="group_norm"),
+    "(R - mean) / mean (MaxRL)": BASE.replace(advantage=maxrl),
+    "R / mean (MaxRL, success only)": BASE.replace(advantage=maxrl.configure(form="success")),
 }
 
 
@@ -31,9 +31,9 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 5 if quick else STEPS
     xs = list(range(0, steps + 1, 10 if not quick else 5))
     names = ("train", "held out", "start", "pass@1", "log")
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in ROWS} for what in names}
+    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
     for seed in seeds:
-        for name in ROWS:
+        for name in VARIANTS:
             for what, values in _trained(name, seed, steps, xs).items():
                 found[what][name].append(values)
     before = Line(label="before", x=KS, values=next(iter(found.pop("start").values())), style="--")
@@ -53,13 +53,13 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     base = "R - mean (Dr. GRPO)"
     contrasts = {
         f"held-out pass@{KS[i]}, {name} less {base}": differences(panels[0].line(name), panels[0].line(base), i)
-        for name in list(ROWS)[1:]
+        for name in list(VARIANTS)[1:]
         for i in (0, KS.index(16), len(KS) - 1)
     }
     return Report(
         panels=panels,
         contrasts=contrasts,
-        settings={"prompts": PROMPTS, "members": MEMBERS, "lr": RATE, "steps": steps},
+        settings={"prompts": PROMPTS, "group_size": GROUP_SIZE, "lr": RATE, "steps": steps},
     )
 
 
@@ -73,8 +73,8 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> dict[str, l
             out["pass@1"].append(pupil.passes(1))
             out["log"].append(float(pupil.success(held_out=False).clamp(min=1e-30).log().mean()))
         prompts = torch.randperm(len(pupil.train), generator=draw)[:PROMPTS].tolist()
-        played = pupil.scored(play(pupil.world, pupil.table(), prompts, MEMBERS, draw))
-        learn(ROWS[name], pupil.table, optimizer, played, 1)
+        played = pupil.scored(play(pupil.world, pupil.table(), prompts, GROUP_SIZE, draw))
+        learn(VARIANTS[name], pupil.table, optimizer, played, 1)
     out["held out"] = [pupil.passes(k) for k in KS]
     out["train"] = [pupil.passes(k, held_out=False) for k in KS]
     return out

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from quintain import Environment, Limits, Rollout, Task, reward
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.learning.algorithms import DR_GRPO
-from quintain.learning.loss import weighted_sum
-from quintain.learning.terms import Terms
+from quintain.learning.loss import weighted_loss
+from quintain.learning.loss_inputs import LossInputs
 from quintain.registry.binding import bind
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
@@ -44,13 +44,13 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "MIS of answers up to 3": {"correction": "mis"},
     "sequence mask k3 0.01": {"correction": "sequence_mask"},
     "TRM k3 0.05": {"correction": "trm"},
-    "importance ratio": {"objective": "importance", "anchor": "mu"},
+    "importance ratio": {"objective": "importance", "ratio_to": "mu"},
 }
 """Changes to a plain policy gradient with a group mean."""
 
 PLAIN = {"objective": "policy_gradient", "aggregation": "constant"}
-BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
-ROWS: dict[str, Row] = {name: bind(BASE, changes) for name, changes in CORRECTIONS.items()}
+BASE = DR_GRPO.replace(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
+VARIANTS: dict[str, Algorithm] = {name: bind(BASE, changes) for name, changes in CORRECTIONS.items()}
 
 
 @reward(range=(0, 1))
@@ -71,7 +71,9 @@ class Picky(Environment[Task, Any]):
 
 def study(seeds: Sequence[int], quick: bool) -> Report:
     """Bias of the expected update by where the logits lie; reward of whole runs with each correction."""
-    bias = {name: [[_bias(row, seed, at) for at in OFFSETS] for seed in seeds] for name, row in ROWS.items()}
+    bias = {
+        name: [[_bias(algorithm, seed, at) for at in OFFSETS] for seed in seeds] for name, algorithm in VARIANTS.items()
+    }
     gaps = [[_gap(seed, at) for at in OFFSETS] for seed in seeds]
     exact = Panel(
         title="|bias of the expected update| / |gradient|",
@@ -127,7 +129,7 @@ def _gap(seed: int, offset: float) -> float:
     return float((mu.exp() * (theta - mu).abs()).sum())
 
 
-def _bias(row: Row, seed: int, offset: float) -> float:
+def _bias(algorithm: Algorithm, seed: int, offset: float) -> float:
     """Distance of the expected update from the gradient of the learner's expected reward, exactly.
 
     All actions are there as samples that weigh as much as the sampler draws them; the baseline is the sampler's mean
@@ -138,7 +140,7 @@ def _bias(row: Row, seed: int, offset: float) -> float:
     held = theta.clone().requires_grad_()
     logp, mu_logp = held.log_softmax(-1), mu.log_softmax(-1)
     places = torch.arange(ACTIONS)
-    terms = Terms(
+    terms = LossInputs(
         logp=logp,
         mu_logp=mu_logp,
         prox_logp=logp.detach(),
@@ -146,9 +148,9 @@ def _bias(row: Row, seed: int, offset: float) -> float:
         entropy=torch.zeros(ACTIONS, dtype=torch.float64),
         sample=places,
         group=torch.zeros_like(places),
-        anchor=row.anchor,
+        ratio_to=algorithm.ratio_to,
     )
-    (update,) = torch.autograd.grad(-weighted_sum(row, terms, mu_logp.exp()).loss, held)
+    (update,) = torch.autograd.grad(-weighted_loss(algorithm, terms, mu_logp.exp()).loss, held)
     free = theta.clone().requires_grad_()
     (truth,) = torch.autograd.grad((free.softmax(-1) * rewards).sum(), free)
     return float((update - truth).norm() / truth.norm())
@@ -167,7 +169,7 @@ def _runs(place: Path, seeds: Sequence[int], quick: bool) -> list[RecipeResult]:
             "environments": [{"use": "experiments.mismatch:Picky"}],
             "algorithm": {"use": "dr_grpo", "args": PLAIN},
             "sampling": {"max_tokens": 8},
-            "batch": {"groups": 8, "members": 8},
+            "batch": {"prompts": 8, "group_size": 8},
             "learner": {"lr": 3e-3, "warmup_steps": 2},
             "evaluation": {"every": 0, "test": {"tasks": 0}},
             "checkpoint": {"every": 0, "best": False},
@@ -175,8 +177,8 @@ def _runs(place: Path, seeds: Sequence[int], quick: bool) -> list[RecipeResult]:
         }
     )
     chosen = list(CORRECTIONS.items())[: 1 if quick else None]
-    named = [("float32 sampler", recipe.but({"model.dtype": "float32"}))]
-    named += [(n, recipe.but({"algorithm.args": {**PLAIN, **changes}})) for n, changes in chosen]
+    named = [("float32 sampler", recipe.replace({"model.dtype": "float32"}))]
+    named += [(n, recipe.replace({"algorithm.args": {**PLAIN, **changes}})) for n, changes in chosen]
     comparison = build_comparison([(n.replace("/", " "), r) for n, r in named], seeds=seeds, folder=place / "runs")
     run_comparison(comparison, lambda: Screen(io.StringIO(), quiet=True))
     return recipe_results(comparison)

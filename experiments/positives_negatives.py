@@ -16,7 +16,7 @@ from quintain.learning.algorithms import DR_GRPO
 from .common import Line, Panel, Report, differences, generator, main
 from .tables import Pupil, learn, play
 
-PROMPTS, MEMBERS, STEPS, RATE = 16, 16, 200, 0.03
+PROMPTS, GROUP_SIZE, STEPS, RATE = 16, 16, 200, 0.03
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -44,13 +44,13 @@ def weighted(rewards: Sequence[float]) -> list[float]:
     return [0.1 if r > 0.5 else -1.0 for r in rewards]
 
 
-BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
-ROWS = {
+BASE = DR_GRPO.replace(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
+VARIANTS = {
     "both, R - mean": BASE,
-    "right alone (RFT)": BASE.but(advantage=positives),
-    "wrong alone (NSR)": BASE.but(advantage=negatives),
-    "+1 / -1": BASE.but(advantage=signs),
-    "+0.1 / -1 (W-REINFORCE)": BASE.but(advantage=weighted),
+    "right alone (RFT)": BASE.replace(advantage=positives),
+    "wrong alone (NSR)": BASE.replace(advantage=negatives),
+    "+1 / -1": BASE.replace(advantage=signs),
+    "+0.1 / -1 (W-REINFORCE)": BASE.replace(advantage=weighted),
 }
 
 
@@ -59,9 +59,9 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 5 if quick else STEPS
     xs = list(range(0, steps + 1, 10 if not quick else 5))
     names = ("pass@k", "start", "success", "entropy", "largest")
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in ROWS} for what in names}
+    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
     for seed in seeds:
-        for name in ROWS:
+        for name in VARIANTS:
             for what, values in _trained(name, seed, steps, xs).items():
                 found[what][name].append(values)
     before = Line(label="before", x=KS, values=next(iter(found.pop("start").values())), style="--")
@@ -84,11 +84,11 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     both = "both, R - mean"
     contrasts = {
         f"held-out pass@{KS[i]}, {name} less {both}": differences(passes.line(name), passes.line(both), i)
-        for name in list(ROWS)[1:]
+        for name in list(VARIANTS)[1:]
         for i in (0, KS.index(16), len(KS) - 1)
     }
     early = len(xs) // 4
-    for name in list(ROWS)[1:]:
+    for name in list(VARIANTS)[1:]:
         for what, panel, at in (
             (f"success at step {xs[early]}", panels[0], early),
             (f"entropy at step {xs[early]}", panels[1], early),
@@ -99,7 +99,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     return Report(
         panels=[*panels, passes, spread],
         contrasts=contrasts,
-        settings={"prompts": PROMPTS, "members": MEMBERS, "lr": RATE, "steps": steps},
+        settings={"prompts": PROMPTS, "group_size": GROUP_SIZE, "lr": RATE, "steps": steps},
     )
 
 
@@ -114,8 +114,8 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> dict[str, l
             out["entropy"].append(pupil.entropy())
             out["largest"].append(_largest(pupil))
         prompts = torch.randperm(len(pupil.train), generator=draw)[:PROMPTS].tolist()
-        played = pupil.scored(play(pupil.world, pupil.table().detach(), prompts, MEMBERS, draw))
-        learn(ROWS[name], pupil.table, optimizer, played, 1)
+        played = pupil.scored(play(pupil.world, pupil.table().detach(), prompts, GROUP_SIZE, draw))
+        learn(VARIANTS[name], pupil.table, optimizer, played, 1)
     out["pass@k"] = [pupil.passes(k) for k in KS]
     return out
 

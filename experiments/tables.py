@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quintain.interfaces.algorithm import Candidate, Row
+from quintain.interfaces.algorithm import Algorithm, GroupStats
 from quintain.learning.batch import Batch, Sample
-from quintain.learning.loss import weighted_sum
+from quintain.learning.loss import weighted_loss
+from quintain.learning.loss_inputs import LossInputs
 from quintain.learning.pieces.advantages import Step
-from quintain.learning.terms import Terms
 from quintain.types.transcript import TrainingSequence
 
 from .common import generator
@@ -91,7 +91,7 @@ class Played:
         )
 
     def groups(self) -> dict[int, list[int]]:
-        """Members by group, in order."""
+        """Samples by group, in order."""
         found: dict[int, list[int]] = {}
         for i, number in enumerate(self.group.tolist()):
             found.setdefault(number, []).append(i)
@@ -105,7 +105,7 @@ class Played:
             samples.append(
                 Sample(
                     sequences=(_sequence(tokens[at : at + count], logps[at : at + count]),),
-                    verdict=self.rewards[i],
+                    outcome=self.rewards[i],
                     group=int(self.group[i]),
                 )
             )
@@ -136,11 +136,11 @@ def joined(parts: Sequence[Played]) -> Played:
 
 
 @torch.no_grad()
-def play(world: World, logits: Tensor, prompts: Sequence[int], members: int, draw: torch.Generator) -> Played:
-    """*members* answers to each of *prompts*, drawn from the table; a prompt's answers are a group."""
+def play(world: World, logits: Tensor, prompts: Sequence[int], group_size: int, draw: torch.Generator) -> Played:
+    """*group_size* answers to each of *prompts*, drawn from the table; a prompt's answers are a group."""
     logp = logits.log_softmax(-1)
     sums = logp.exp().cumsum(-1)
-    prompt = torch.as_tensor(list(prompts)).repeat_interleave(members)
+    prompt = torch.as_tensor(list(prompts)).repeat_interleave(group_size)
     count = len(prompt)
     state = world.start[prompt]
     places: list[Tensor] = []
@@ -158,14 +158,17 @@ def play(world: World, logits: Tensor, prompts: Sequence[int], members: int, dra
         state[live] = world.next[here, token]
     order = torch.cat(places).argsort()
     flat = {name: torch.cat(values)[order] for name, values in columns.items()}
-    return Played(prompt=prompt, group=torch.arange(len(prompts)).repeat_interleave(members)[:count], **flat)
+    return Played(prompt=prompt, group=torch.arange(len(prompts)).repeat_interleave(group_size)[:count], **flat)
 
 
 Table = Callable[[], Tensor]
 
 
-def learn(row: Row, table: Table, optimizer: torch.optim.Optimizer, played: Played, longest: int) -> dict[str, float]:
-    """One step of *row* on answers: all its epochs and minibatches, as `quintain.learning.learner.Learner.step` does.
+def learn(
+    algorithm: Algorithm, table: Table, optimizer: torch.optim.Optimizer, played: Played, longest: int
+) -> dict[str, float]:
+    """One step of *algorithm* on answers: all its epochs and minibatches, as `quintain.learning.learner.Learner.step`
+    does.
 
     Args:
         table: makes the logits from the parameters that *optimizer* holds.
@@ -181,15 +184,15 @@ def learn(row: Row, table: Table, optimizer: torch.optim.Optimizer, played: Play
         probs = held.exp()
     statistics = {"mu_logp": played.logp, "prox_logp": prox, "square": probs.square().sum(-1)[played.state]}
     step = Step(batch=batch, rewards=played.rewards, statistics=statistics)
-    values = row.advantage(step)
+    values = algorithm.advantage(step)
     advantage = torch.as_tensor(values, dtype=torch.float64)
     if len(advantage) != len(played.owner) or not isinstance(values, Tensor):
         advantage = advantage[played.owner]
     told: dict[str, list[float]] = {}
-    for _ in range(row.epochs):
-        for part in batch.minibatches(row.minibatches):
+    for _ in range(algorithm.epochs):
+        for part in batch.minibatches(algorithm.minibatches):
             optimizer.zero_grad()
-            loss, shares = _loss(row, table, played, prox, advantage, batch, part)
+            loss, shares = _loss(algorithm, table, played, prox, advantage, batch, part)
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for name, value in shares.items():
@@ -198,11 +201,17 @@ def learn(row: Row, table: Table, optimizer: torch.optim.Optimizer, played: Play
 
 
 def _loss(
-    row: Row, table: Table, played: Played, prox: Tensor, advantage: Tensor, batch: Batch, part: Sequence[int]
+    algorithm: Algorithm,
+    table: Table,
+    played: Played,
+    prox: Tensor,
+    advantage: Tensor,
+    batch: Batch,
+    part: Sequence[int],
 ) -> tuple[Tensor, dict[str, float]]:
     """The weighted sum over the answers of one minibatch."""
     weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
-    weight_S[list(part)] = torch.tensor(row.aggregation(batch.only(part)), dtype=torch.float64)
+    weight_S[list(part)] = torch.tensor(algorithm.aggregation(batch.only(part)), dtype=torch.float64)
     number = torch.full((len(batch.samples),), -1)
     number[list(part)] = torch.arange(len(part))
     chosen = number[played.owner] >= 0
@@ -214,7 +223,7 @@ def _loss(
     logp_SV = table().log_softmax(-1)
     logp = logp_SV[pick(played.state), pick(played.token)]
     groups = {g: k for k, g in enumerate(dict.fromkeys(int(played.group[i]) for i in part))}
-    terms = Terms(
+    terms = LossInputs(
         logp=logp,
         mu_logp=pick(played.logp),
         prox_logp=pick(prox),
@@ -222,26 +231,26 @@ def _loss(
         entropy=-(logp_SV.exp() * logp_SV).sum(-1).detach()[pick(played.state)],
         sample=number[pick(played.owner)],
         group=torch.tensor([groups[int(played.group[i])] for i in part]),
-        anchor=row.anchor,
+        ratio_to=algorithm.ratio_to,
     )
-    found = weighted_sum(row, terms, pick(weight_S[played.owner]))
+    found = weighted_loss(algorithm, terms, pick(weight_S[played.owner]))
     shares = {name: float(value.double().mean()) for name, value in found.diagnostics.items()}
     return found.loss, {**shares, "correction": float(found.correction.mean())}
 
 
-def admitted(row: Row, played: Played) -> Played | None:
-    """The answers of the groups that the row admits; ``None`` where there is no such group."""
+def accepted(algorithm: Algorithm, played: Played) -> Played | None:
+    """The answers of the groups that the algorithm accepts; ``None`` where there is no such group."""
     keep = [
         i
-        for members in played.groups().values()
-        if not row.admission(_candidate([played.rewards[i] for i in members]))
-        for i in members
+        for indices in played.groups().values()
+        if not algorithm.group_filter(_group_stats([played.rewards[i] for i in indices]))
+        for i in indices
     ]
     return played.only(keep) if keep else None
 
 
-def _candidate(rewards: Sequence[float]) -> Candidate:
-    return Candidate(verdicts=tuple(rewards), totals=tuple(rewards), requested=len(rewards))
+def _group_stats(rewards: Sequence[float]) -> GroupStats:
+    return GroupStats(outcomes=tuple(rewards), totals=tuple(rewards), requested=len(rewards))
 
 
 @dataclass

@@ -21,15 +21,15 @@ GROUPS, STEPS, RATE = 4, 60, 0.1
 DRAWS = 200
 SPREADS = {"even": 0.5, "uneven": 2.0}
 """Standard deviation of the logits at the start: with an uneven policy some tokens are nearly certain, others open."""
-ROW = OTB.but(aggregation={"use": "constant", "length": 1})
+ALGORITHM = OTB.replace(aggregation={"use": "constant", "length": 1})
 METHODS = {
-    "optimal token, 4": (ROW, 4),
-    "group mean, 4": (ROW.but(advantage="group_mean"), 4),
-    "no baseline, 4": (ROW.but(advantage="raw"), 4),
-    "optimal token, 32": (ROW, 32),
-    "group mean, 32": (ROW.but(advantage="group_mean"), 32),
+    "optimal token, 4": (ALGORITHM, 4),
+    "group mean, 4": (ALGORITHM.replace(advantage="group_mean"), 4),
+    "no baseline, 4": (ALGORITHM.replace(advantage="raw"), 4),
+    "optimal token, 32": (ALGORITHM, 32),
+    "group mean, 32": (ALGORITHM.replace(advantage="group_mean"), 32),
 }
-"""Row and members of a group. Leaving the sample itself out only scales the group mean, which nothing here sees."""
+"""Algorithm and group size. Leaving the sample itself out only scales the group mean, which nothing here sees."""
 
 
 def study(seeds: Sequence[int], quick: bool) -> Report:
@@ -79,9 +79,9 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
 
 def _by_samples(name: str, xs: Sequence[int], values: Sequence[Sequence[float]]) -> Line:
     """As far as the smaller groups came."""
-    members = METHODS[name][1]
-    most = max(1, len(xs) * 4 // members)
-    return Line(label=name, x=[x * GROUPS * members for x in xs[:most]], values=[row[:most] for row in values])
+    group_size = METHODS[name][1]
+    most = max(1, len(xs) * 4 // group_size)
+    return Line(label=name, x=[x * GROUPS * group_size for x in xs[:most]], values=[row[:most] for row in values])
 
 
 def _world() -> World:
@@ -125,10 +125,10 @@ def _gradient(logits: Tensor) -> Tensor:
 
 def _update(name: str, logits: Tensor, draw: torch.Generator) -> Tensor:
     """The step that one group asks for, as an estimate of the gradient of the expected reward."""
-    row, members = METHODS[name]
+    algorithm, group_size = METHODS[name]
     held = logits.detach().clone().requires_grad_()
     optimizer = torch.optim.SGD([held], lr=1.0)
-    learn(row, lambda: held, optimizer, _rewarded(play(_world(), logits, [0], members, draw)), LENGTH)
+    learn(algorithm, lambda: held, optimizer, _rewarded(play(_world(), logits, [0], group_size, draw)), LENGTH)
     return held.detach() - logits
 
 
@@ -150,7 +150,7 @@ def _noise(name: str, kind: str, seed: int, draws: int) -> tuple[float, float]:
 
 
 def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> list[float]:
-    row, members = METHODS[name]
+    algorithm, group_size = METHODS[name]
     logits = _start(seed).requires_grad_()
     optimizer = torch.optim.Adam([logits], lr=RATE)  # the scale of an update must not matter
     draw = generator(seed, 7)
@@ -158,8 +158,8 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> list[float]
     for step in range(steps + 1):
         if step in xs:
             out.append(float(_reward(logits.detach())))
-        played = _rewarded(play(_world(), logits.detach(), [0] * GROUPS, members, draw))
-        learn(row, lambda: logits, optimizer, played, LENGTH)
+        played = _rewarded(play(_world(), logits.detach(), [0] * GROUPS, group_size, draw))
+        learn(algorithm, lambda: logits, optimizer, played, LENGTH)
     return out
 
 

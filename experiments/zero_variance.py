@@ -12,14 +12,14 @@ import torch
 from quintain.learning.algorithms import DR_GRPO
 
 from .common import Line, Panel, Report, generator, main
-from .tables import Played, Pupil, admitted, joined, learn, play
+from .tables import Played, Pupil, accepted, joined, learn, play
 
-PROMPTS, MEMBERS, STEPS, RATE, ATTEMPTS = 16, 4, 120, 0.02, 10
+PROMPTS, GROUP_SIZE, STEPS, RATE, ATTEMPTS = 16, 4, 120, 0.02, 10
 GRID = 24
-BASE = DR_GRPO.but(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
-FILTER = BASE.but(admission="varied")
+BASE = DR_GRPO.replace(objective="policy_gradient", aggregation={"use": "constant", "length": 1})
+FILTER = BASE.replace(group_filter="varied")
 METHODS = {"all groups": (BASE, False), "filtered": (FILTER, False), "dynamic sampling": (FILTER, True)}
-"""Row, and whether refused groups are replaced."""
+"""Algorithm, and whether rejected groups are replaced."""
 
 
 def study(seeds: Sequence[int], quick: bool) -> Report:
@@ -45,12 +45,12 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
                     sum(a) / len(a) - sum(b) / len(b) for a, b in zip(one.values, other.values, strict=True)
                 ]
         contrasts[f"{who}: samples a step of dynamic sampling, over those of all groups"] = [
-            run[0][-1] / (steps * PROMPTS * MEMBERS) for run in found["dynamic sampling"]
+            run[0][-1] / (steps * PROMPTS * GROUP_SIZE) for run in found["dynamic sampling"]
         ]
     return Report(
         panels=panels,
         contrasts=contrasts,
-        settings={"prompts": PROMPTS, "members": MEMBERS, "lr": RATE, "steps": steps, "attempts": ATTEMPTS},
+        settings={"prompts": PROMPTS, "group_size": GROUP_SIZE, "lr": RATE, "steps": steps, "attempts": ATTEMPTS},
     )
 
 
@@ -66,7 +66,7 @@ def _at(run: tuple[list[int], list[float]], samples: float) -> float:
 
 def _trained(name: str, seed: int, skill: float, steps: int) -> tuple[list[int], list[float]]:
     """Samples used and exact success on held-out prompts before each step and at the end."""
-    row, refill = METHODS[name]
+    algorithm, resample = METHODS[name]
     pupil = Pupil.born(seed, skill=skill)
     optimizer = torch.optim.Adam([pupil.weights], lr=RATE)
     draw = generator(seed, 9)
@@ -74,17 +74,17 @@ def _trained(name: str, seed: int, skill: float, steps: int) -> tuple[list[int],
     for _ in range(steps):
         parts: list[Played] = []
         groups = 0
-        for _ in range(ATTEMPTS if refill else 1):
+        for _ in range(ATTEMPTS if resample else 1):
             prompts = torch.randperm(len(pupil.train), generator=draw)[: PROMPTS - groups].tolist()
-            played = pupil.scored(play(pupil.world, pupil.table().detach(), prompts, MEMBERS, draw))
+            played = pupil.scored(play(pupil.world, pupil.table().detach(), prompts, GROUP_SIZE, draw))
             samples += len(played.rewards)
-            if (kept := admitted(row, played)) is not None:
+            if (kept := accepted(algorithm, played)) is not None:
                 parts.append(kept)
                 groups += len(kept.groups())
             if groups >= PROMPTS:
                 break
         if parts:
-            learn(row, pupil.table, optimizer, joined(parts), 1)
+            learn(algorithm, pupil.table, optimizer, joined(parts), 1)
         used.append(samples)
         success.append(pupil.passes(1))
     return used, success

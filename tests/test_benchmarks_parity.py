@@ -23,13 +23,13 @@ def parity(monkeypatch: pytest.MonkeyPatch) -> Any:
     return command
 
 
-def test_every_case_names_a_row_that_takes_its_values(parity: Any) -> None:
-    from benchmarks.parity.ours import row_of
+def test_every_case_names_an_algorithm_that_takes_its_values(parity: Any) -> None:
+    from benchmarks.parity.ours import algorithm_of
 
     assert len({case.name for case in parity.CASES}) == len(parity.CASES)
     for case in parity.CASES:
         if not case.supervised:
-            assert row_of(case).name == case.row
+            assert algorithm_of(case).name == case.algorithm
         assert not case.twin or any(other.name == case.twin for other in parity.CASES)
 
 

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="studies need quintain[train]")
 
 import torch
 from experiments.common import Line, Panel, Report, generator, main, table, told
-from experiments.tables import END, Played, Pupil, World, admitted, joined, learn, play
+from experiments.tables import END, Played, Pupil, World, accepted, joined, learn, play
 
 from quintain.learning.algorithms import DR_GRPO, GRPO, REINFORCE
 from quintain_algorithms import OTB
@@ -105,16 +105,16 @@ def test_answers_can_be_chosen_and_joined() -> None:
 @pytest.mark.parametrize("name", ["constant", "sequence", "token", "prompt"])
 def test_an_update_is_that_of_the_formula(name: str) -> None:
     """One SGD step moves the table by sum_k c_k A_k d log pi_k, written out here."""
-    row = DR_GRPO.but(objective="policy_gradient", aggregation=name)
+    algorithm = DR_GRPO.replace(objective="policy_gradient", aggregation=name)
     played = answers(24)
     logits = LOGITS.clone().requires_grad_()
-    learn(row, lambda: logits, torch.optim.SGD([logits], lr=1.0), played, 4)
+    learn(algorithm, lambda: logits, torch.optim.SGD([logits], lr=1.0), played, 4)
     want = LOGITS.clone()
     lengths = played.lengths.tolist()
     for i, r in enumerate(played.rewards):
-        members = [j for j in range(24) if played.group[j] == played.group[i]]
-        gain = r - sum(played.rewards[j] for j in members) / len(members)
-        tokens = sum(lengths[j] for j in members)
+        indices = [j for j in range(24) if played.group[j] == played.group[i]]
+        gain = r - sum(played.rewards[j] for j in indices) / len(indices)
+        tokens = sum(lengths[j] for j in indices)
         weight = {"constant": 1 / (24 * 4), "sequence": 1 / (24 * lengths[i]), "token": 1 / sum(lengths)}
         c = (weight | {"prompt": 1 / (4 * tokens)})[name]
         for state, token in zip(played.state[played.owner == i], played.token[played.owner == i], strict=True):
@@ -126,7 +126,7 @@ def test_an_update_is_that_of_the_formula(name: str) -> None:
 
 def test_the_expected_update_is_the_gradient() -> None:
     """REINFORCE on all actions in proportion to their chance: the exact gradient of the expected reward."""
-    row = REINFORCE.but(advantage="raw", aggregation={"use": "constant", "length": 1})
+    algorithm = REINFORCE.replace(advantage="raw", aggregation={"use": "constant", "length": 1})
     logits = torch.tensor(
         [[3.0, 1.0]], dtype=torch.float64
     ).log()  # chances 3/4 and 1/4: four answers hold them exactly
@@ -140,7 +140,7 @@ def test_the_expected_update_is_the_gradient() -> None:
         rewards=(10.0, 10.0, 10.0, 2.0),
     )
     held = logits.clone().requires_grad_()
-    learn(row, lambda: held, torch.optim.SGD([held], lr=1.0), drawn, 1)
+    learn(algorithm, lambda: held, torch.optim.SGD([held], lr=1.0), drawn, 1)
     slope = 0.75 * 0.25 * 8
 
     assert [slope, -slope] == pytest.approx((held.detach() - logits)[0].tolist(), abs=1e-12)
@@ -148,9 +148,11 @@ def test_the_expected_update_is_the_gradient() -> None:
 
 def test_minibatches_meet_a_ratio_that_is_not_one() -> None:
     """With several updates the later ones see theta apart from prox, and a tight clip shows."""
-    row = GRPO.but(kl={"where": "none"}, epochs=3, minibatches=2, objective={"low": 0.01}, aggregation="token")
+    algorithm = GRPO.replace(
+        kl={"where": "none"}, epochs=3, minibatches=2, objective={"low": 0.01}, aggregation="token"
+    )
     logits = LOGITS.clone().requires_grad_()
-    shares = learn(row, lambda: logits, torch.optim.SGD([logits], lr=2.0), answers(24), 4)
+    shares = learn(algorithm, lambda: logits, torch.optim.SGD([logits], lr=2.0), answers(24), 4)
 
     assert 0 < shares["clip_high"] < 1 and 1.0 == shares["correction"]
 
@@ -163,12 +165,12 @@ def test_pieces_that_read_statistics_get_them() -> None:
     assert not torch.equal(logits.detach(), LOGITS)
 
 
-def test_admission_drops_whole_groups() -> None:
+def test_group_filter_drops_whole_groups() -> None:
     played = answers(16).scored([1, 0, 1, 0] + [1] * 4 + [0] * 4 + [0, 0, 0, 1])
-    kept = admitted(DR_GRPO.but(admission="varied"), played)
+    kept = accepted(DR_GRPO.replace(group_filter="varied"), played)
 
     assert kept is not None and [1, 0, 1, 0, 0, 0, 0, 1] == list(kept.rewards)
-    assert admitted(DR_GRPO.but(admission="varied"), played.scored([1] * 16)) is None
+    assert accepted(DR_GRPO.replace(group_filter="varied"), played.scored([1] * 16)) is None
 
 
 def test_a_pupil_knows_its_own_chances() -> None:
@@ -205,10 +207,10 @@ def test_links_of_the_pages_resolve_and_their_commands_parse() -> None:
     for path in sorted(PAGES.glob("*.md")):
         page = Page(path=path)
         for link in page.links:
-            file, _, anchor = link.partition("#")
+            file, _, ratio_to = link.partition("#")
             target = path.parent / file if file else path
             assert target.exists(), f"{path.name}: {link}"
-            assert not anchor or anchor in Page(path=target).anchors, f"{path.name}: {link}"
+            assert not ratio_to or ratio_to in Page(path=target).anchors, f"{path.name}: {link}"
         for command in (c for b in page.blocks if b.language == "bash" for c in b.commands):
             parse(command)
 

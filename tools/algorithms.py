@@ -18,11 +18,11 @@ from torch import Tensor
 
 from quintain.cli.describe import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
 from quintain.errors import UsageError
-from quintain.interfaces.algorithm import Anchor, Row
+from quintain.interfaces.algorithm import Algorithm, RatioTo
 from quintain.interfaces.pieces import KINDS, Piece, every_piece
-from quintain.interfaces.sampling_plan import Plan
-from quintain.learning.algorithms import PRESETS
-from quintain.learning.terms import Pool, Terms
+from quintain.interfaces.sampling_plan import SamplingPlan
+from quintain.learning.algorithms import ALGORITHMS
+from quintain.learning.loss_inputs import LossInputs, RatioPool
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 
@@ -57,22 +57,22 @@ PAIRS = (
     ("dpo_norm", "dpo"),
     ("simpo", "dpo_norm"),
 )
-"""Methods that are best understood by what sets them apart; each but the first of all stands on the left once."""
+"""Algorithms that are best understood by what sets them apart; each but the first of all stands on the left once."""
 
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("grpo", {"anchor": "mu", "correction": "tis"}),
+    ("grpo", {"ratio_to": "mu", "correction": "tis"}),
     ("grpo", {"correction": "tis", "objective": "gspo"}),
-    ("grpo", {"anchor": "mu", "objective": "dppo_top"}),
-    ("rloo", {"update": "natural", "epochs": 2}),
+    ("grpo", {"ratio_to": "mu", "objective": "dppo_top"}),
+    ("rloo", {"optimizer_step": "natural", "epochs": 2}),
     ("grpo", {"objective": "dpo", "kl": {"where": "reward"}}),
     ("grpo", {"kl": {"estimator": "k1"}}),
     ("rloo", {"objective": "sequence_clip"}),
-    ("rloo", {"update": "natural", "prune": 1e-3}),
+    ("rloo", {"optimizer_step": "natural", "prune": 1e-3}),
     ("vineppo", {"overlong": 0.2}),
     ("maxrl", {"overlong": 0.2}),
     ("sft", {"overlong": 0.2}),
 )
-"""A row and changes to it that do not combine; one for every refusal of a pair in
+"""An algorithm and changes to it that do not combine; one for every refusal of a pair in
 `quintain.interfaces.algorithm`, and those of pieces (their ``fits``).
 """
 
@@ -80,14 +80,14 @@ NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {}),
     ("rloo", {"epochs": 2}),
     ("grpo", {"kl": {"where": "reward"}}),
-    ("dapo", {"plan": {"lag": 8}}),
+    ("dapo", {"plan": {"staleness": 8}}),
     ("sft", {}),
 )
-"""A row and changes to it that combine, but are remarked on."""
+"""An algorithm and changes to it that combine, but are remarked on."""
 
 CHOICES = (
     *("method", "advantage", "objective, trust region", "ratio", "correction", "aggregation", "KL"),
-    *("admission, refill", "updates", "what else"),
+    *("group filter, resampling", "updates", "what else"),
 )
 """The columns of the table of choices."""
 
@@ -95,9 +95,9 @@ _ARXIV = re.compile(r"arXiv (\d{4}\.\d{5})")
 _SENTENCE = re.compile(r"(?<!\bDr)(?<!\bal)(?<!\be\.g)\.\s+(?=[A-Z`*])")
 
 
-def rows() -> dict[str, tuple[str, Row]]:
-    """Every row of the workspace by name, each with its distribution: core's, then those of installed members."""
-    held = {name: ("quintain", row) for name, row in PRESETS.items()}
+def algorithms() -> dict[str, tuple[str, Algorithm]]:
+    """Every algorithm of the workspace by name, each with its distribution: core's, then those of installed members."""
+    held = {name: ("quintain", algorithm) for name, algorithm in ALGORITHMS.items()}
     members = [tomllib.loads(p.read_text())["project"]["name"] for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
     for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
         if component.kind == "algorithm" and component.distribution in members:
@@ -107,7 +107,7 @@ def rows() -> dict[str, tuple[str, Row]]:
 
 def pieces() -> dict[str, tuple[str, Piece]]:
     """Every piece of core and of the packages of `rows` by ``kind.name``, each with its distribution: core's first."""
-    packages = {owner.replace("-", "_"): owner for owner, _ in rows().values()}
+    packages = {owner.replace("-", "_"): owner for owner, _ in algorithms().values()}
     held = {
         f"{piece.kind}.{piece.name}": (packages[package], piece)
         for piece in every_piece()
@@ -136,42 +136,42 @@ def page(text: str) -> str:
 
 
 def in_short() -> Iterator[str]:
-    """What each method is, and who published it."""
+    """What each algorithm is, and who published it."""
     yield from _header("method", "what it is", "source", "from")
-    for name, (distribution, row) in rows().items():
-        yield _line(f"`{name}`", row.summary, _linked(row.source), f"`{distribution}`")
+    for name, (distribution, algorithm) in algorithms().items():
+        yield _line(f"`{name}`", algorithm.summary, _linked(algorithm.source), f"`{distribution}`")
 
 
 def choices() -> Iterator[str]:
-    """What each method chooses."""
+    """What each algorithm chooses."""
     yield from _header(*CHOICES)
-    for name, (_, row) in rows().items():
+    for name, (_, algorithm) in algorithms().items():
         yield _line(
             f"`{name}`",
-            piece_words(row.advantage, only=row.advantage.args),
-            piece_words(row.objective),
-            ratio(row),
-            piece_words(row.correction),
-            piece_words(row.aggregation, only=row.aggregation.args),
-            kl_words(row.kl).removeprefix("KL "),
-            _admission(row),
-            _updates(row),
-            "; ".join(what_else(row)),
+            piece_words(algorithm.advantage, only=algorithm.advantage.args),
+            piece_words(algorithm.objective),
+            ratio(algorithm),
+            piece_words(algorithm.correction),
+            piece_words(algorithm.aggregation, only=algorithm.aggregation.args),
+            kl_words(algorithm.kl).removeprefix("KL "),
+            _group_filter(algorithm),
+            _updates(algorithm),
+            "; ".join(what_else(algorithm)),
         )
 
 
-def what_else(row: Row) -> Iterator[str]:
+def what_else(algorithm: Algorithm) -> Iterator[str]:
     """Settings besides those with a column of their own that are not what they usually are."""
     usual = {key: _default(key) for key in PHRASES}
-    own = _flat(settings(row))
+    own = _flat(settings(algorithm))
     for key in PHRASES:
-        if key not in ("anchor", "epochs", "minibatches", "plan.refill") and own[key] != usual[key]:
+        if key not in ("ratio_to", "epochs", "minibatches", "plan.resample") and own[key] != usual[key]:
             yield phrase(key, own[key])
 
 
 def apart() -> Iterator[str]:
-    """How methods differ from their relatives."""
-    known = {name: row for name, (_, row) in rows().items()}
+    """How algorithms differ from their relatives."""
+    known = {name: algorithm for name, (_, algorithm) in algorithms().items()}
     yield from _header("method", "against", "it has")
     for left, right in PAIRS:
         found = differences(known[left], known[right])
@@ -189,16 +189,16 @@ def of_pieces() -> Iterator[str]:
 
 def refused() -> Iterator[str]:
     """Settings that do not combine, with what is said of them."""
-    yield from _header("row", "with", "is refused, since")
+    yield from _header("algorithm", "with", "is refused, since")
     for name, changes in REFUSED:
         yield _line(f"`{name}`", f"`{_toml(changes)}`", refusal(name, changes))
 
 
 def remarked() -> Iterator[str]:
     """Settings that are allowed, and remarked on when a run starts."""
-    yield from _header("row", "with", "note")
+    yield from _header("algorithm", "with", "note")
     for name, changes in NOTED:
-        for note in rows()[name][1].but(**changes).notes():
+        for note in algorithms()[name][1].replace(**changes).notes():
             yield _line(f"`{name}`", f"`{_toml(changes)}`" if changes else "", _marked(note))
 
 
@@ -213,31 +213,31 @@ TABLES = {
 
 
 def refusal(name: str, changes: Mapping[str, Any]) -> str:
-    """What is said where a row is changed like this.
+    """What is said where an algorithm is changed like this.
 
     Raises:
         UsageError: nothing is.
     """
     try:
-        rows()[name][1].but(**changes)
+        algorithms()[name][1].replace(**changes)
     except UsageError as e:
         return _marked(re.sub(r"^algorithm '\w+': ", "", str(e)))
     raise UsageError(f"{name} with {_toml(changes)} is not refused")
 
 
-def ratio(row: Row) -> str:
+def ratio(algorithm: Algorithm) -> str:
     """Between which policies, and over what, the objective takes an importance ratio: seen by running it."""
-    if "ratio" not in row.objective.reads:
-        return "none, compares with ref" if "ref" in row.objective.reads else "none"
+    if "ratio" not in algorithm.objective.reads:
+        return "none, compares with ref" if "ref" in algorithm.objective.reads else "none"
     Watched.seen = []
     ids = torch.tensor([0, 0, 1])
     logp = torch.tensor([-0.1, -0.2, -0.3], dtype=torch.float64)
     wide = logp[:, None] - torch.ones(3, 4, dtype=torch.float64)
     told: dict[str, Tensor] = dict.fromkeys(("entropy", "square", "mean_logp"), logp)
-    row.objective(
+    algorithm.objective(
         Watched(
             logp=logp, mu_logp=logp, prox_logp=logp, ref_logp=logp, advantage=logp, entropy=logp, sample=ids,
-            group=torch.tensor([0, 0]), anchor=row.anchor,
+            group=torch.tensor([0, 0]), ratio_to=algorithm.ratio_to,
             statistics=told | {"top_logp": wide, "prox_top_logp": wide},
         )
     )  # fmt: skip
@@ -246,39 +246,43 @@ def ratio(row: Row) -> str:
         "product": "of an answer",
         "geometric": "of an answer, geometric mean",
     }
-    return f"theta / {row.anchor} {' and '.join(over[pool] for pool in dict.fromkeys(Watched.seen))}"
+    return f"theta / {algorithm.ratio_to} {' and '.join(over[pool] for pool in dict.fromkeys(Watched.seen))}"
 
 
-class Watched(Terms):
+class Watched(LossInputs):
     """Terms that take down which ratios are asked for."""
 
     seen: ClassVar[list[str]] = []
 
-    def log_ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
+    def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
         type(self).seen = [*self.seen, pool]
-        return super().log_ratio(pool, anchor=anchor)
+        return super().log_ratio(pool, ratio_to=ratio_to)
 
 
-def _admission(row: Row) -> str:
-    told = piece_words(row.admission, only=row.admission.args)
-    return told if row.plan.refill == "none" else f"{told}, {phrase('plan.refill', row.plan.refill)}"
+def _group_filter(algorithm: Algorithm) -> str:
+    told = piece_words(algorithm.group_filter, only=algorithm.group_filter.args)
+    return told if algorithm.plan.resample == "none" else f"{told}, {phrase('plan.resample', algorithm.plan.resample)}"
 
 
-def _updates(row: Row) -> str:
-    told = "1" if row.updates == 1 else f"{counted(row.epochs, 'epoch')} of {counted(row.minibatches, 'minibatch')}"
-    return f"{told}, {piece_words(row.update)}" if row.update else told
+def _updates(algorithm: Algorithm) -> str:
+    told = (
+        "1"
+        if algorithm.updates == 1
+        else f"{counted(algorithm.epochs, 'epoch')} of {counted(algorithm.minibatches, 'minibatch')}"
+    )
+    return f"{told}, {piece_words(algorithm.optimizer_step)}" if algorithm.optimizer_step else told
 
 
 def _default(key: str) -> Any:
     name, _, inner = key.partition(".")
-    return getattr(Plan(), inner) if inner else _flat(settings(_bare()))[name]
+    return getattr(SamplingPlan(), inner) if inner else _flat(settings(_bare()))[name]
 
 
-def _bare() -> Row:
-    """A row in which all that has a default has it."""
-    row = PRESETS["reinforce"]
-    given = {kind: getattr(row, kind) for kind in KINDS if kind != "update"}
-    return Row(name=row.name, summary=row.summary, source=row.source, **given)
+def _bare() -> Algorithm:
+    """An algorithm in which all that has a default has it."""
+    algorithm = ALGORITHMS["reinforce"]
+    given = {kind: getattr(algorithm, kind) for kind in KINDS if kind != "optimizer_step"}
+    return Algorithm(name=algorithm.name, summary=algorithm.summary, source=algorithm.source, **given)
 
 
 def _flat(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,7 +301,9 @@ def _toml(changes: Mapping[str, Any]) -> str:
 
 def _marked(text: str) -> str:
     """*text* with its pieces as code."""
-    return re.sub(r"\b(?:advantage|objective|correction|aggregation|admission|update)\.\w+\([^()]*\)", r"`\g<0>`", text)
+    return re.sub(
+        r"\b(?:advantage|objective|correction|aggregation|group filter|update)\.\w+\([^()]*\)", r"`\g<0>`", text
+    )
 
 
 def _linked(source: str) -> str:

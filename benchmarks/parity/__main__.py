@@ -48,14 +48,14 @@ class Compared:
         loss, gradient, advantage: relative errors; ``None`` where it is not compared.
         nearest: relative distance of TRL's gradient from that of the likest other case of the same trainer; ``None``
             where there is none.
-        told: of our metrics, those that the case wants not to be 0, and the extremes of the raw ratio.
+        metrics: of our metrics, those that the case wants not to be 0, and the extremes of the raw ratio.
     """
 
     loss: float | None
     gradient: float
     advantage: float | None
     nearest: float | None
-    told: Mapping[str, float]
+    metrics: Mapping[str, float]
 
     @property
     def worst(self) -> float:
@@ -125,7 +125,9 @@ def compared(case: Case, ours: Found, others: Mapping[str, Found], cases: Sequen
         gradient=relative(ours.gradient, other.gradient, case.factor),
         advantage=advantage if "advantage" in case.compares else None,
         nearest=min((relative(others[c.name].gradient, other.gradient) for c in rivals), default=None),
-        told={name: value for name, value in ours.told.items() if name in {*case.active, "ratio.min", "ratio.max"}},
+        metrics={
+            name: value for name, value in ours.metrics.items() if name in {*case.active, "ratio.min", "ratio.max"}
+        },
     )
 
 
@@ -137,7 +139,7 @@ def complaints(case: Case, found: Mapping[str, Compared]) -> list[str]:
             said.append(f"{case.name}, {kind}: differs by {one.worst:.1e}, allowed {LIMITS[kind]:.0e}")
         if one.nearest is not None and one.nearest < TELLING:
             said.append(f"{case.name}, {kind}: TRL's gradient is that of another case to {one.nearest:.1e}")
-        idle = [name for name in case.active if not one.told.get(name)]
+        idle = [name for name in case.active if not one.metrics.get(name)]
         if idle:
             said.append(f"{case.name}, {kind}: {', '.join(idle)} never happened")
     return said

@@ -1,4 +1,4 @@
-"""What is compared: made-up rollouts, and for each method our row and TRL's settings, every value explicit.
+"""What is compared: made-up rollouts, and for each algorithm our algorithm and TRL's settings, every value explicit.
 
 Plain data, so that both sides read the same: needs neither torch nor Quintain.
 """
@@ -14,7 +14,7 @@ from typing import Any, Literal
 Trainer = Literal["grpo", "rloo", "dpo", "cpo", "sft"]
 
 VOCABULARY, PAD, EOS = 24, 22, 23
-MEMBERS = 4
+GROUP_SIZE = 4
 LONGEST = 10
 """Configured maximum of new tokens."""
 TEMPERATURE = 0.8
@@ -61,12 +61,12 @@ class Reply:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One method on both sides.
+    """One algorithm on both sides.
 
     Attributes:
         name: for the table.
-        row: our row.
-        changes: arguments of `Row.but`.
+        algorithm: our algorithm.
+        changes: arguments of `Algorithm.replace`.
         trainer: TRL's.
         settings: of its configuration.
         says: the table's words for both sides, ours and TRL's.
@@ -83,7 +83,7 @@ class Case:
     """
 
     name: str
-    row: str
+    algorithm: str
     trainer: Trainer
     changes: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -122,12 +122,12 @@ def replies(*, observations: bool) -> list[Reply]:
     found = []
     for group, sizes in enumerate(lengths):
         prompt = tuple(rng.randrange(PAD) for _ in range(3 + group % 3))
-        for member, size in enumerate(sizes):
+        for sample, size in enumerate(sizes):
             ids = [rng.randrange(PAD) for _ in range(size)]
             if size < LONGEST:
                 ids[-1] = EOS
-            trained = tuple(place not in seen.get((group, member), ()) for place in range(size))
-            reward = rewards[group][member]
+            trained = tuple(place not in seen.get((group, sample), ()) for place in range(size))
+            reward = rewards[group][sample]
             found.append(Reply(prompt=prompt, ids=tuple(ids), trained=trained, reward=reward, group=group))
     return found
 
@@ -171,17 +171,17 @@ BLIND = frozenset({"loss", "gradient"})
 CASES: tuple[Case, ...] = (
     Case(
         name="GRPO, k3 in the loss",
-        row="grpo",
+        algorithm="grpo",
         changes={"advantage": GROUP},
         trainer="grpo",
         settings={"loss_type": "grpo", "epsilon": 0.2, "scale_rewards": "group", **PLAIN_KL},
         says=("grpo, ddof 1", "loss_type grpo, beta 0.04"),
-        note="beta 0; with beta > 0 the KL term is multiplied by the ratio (next row)",
+        note="beta 0; with beta > 0 the KL term is multiplied by the ratio (next algorithm)",
         active=(*CLIP, "kl.ref.k3"),
     ),
     Case(
         name="GRPO, k3 times the score factor, theta = prox",
-        row="grpo",
+        algorithm="grpo",
         changes={"advantage": GROUP, "kl": {"score_factor": True}},
         trainer="grpo",
         settings={"loss_type": "grpo", "epsilon": 0.2, "scale_rewards": "group", "beta": 0.04},
@@ -192,7 +192,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="GRPO without KL, two-sided clip",
-        row="grpo",
+        algorithm="grpo",
         changes={"advantage": GROUP, "kl": NO_KL, "objective": {"dual": 1.5}},
         trainer="grpo",
         settings={"loss_type": "grpo", "epsilon": 0.2, "delta": 1.5, "beta": 0.0, "scale_rewards": "group"},
@@ -202,7 +202,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="group mean, spread of the batch",
-        row="grpo",
+        algorithm="grpo",
         changes={"advantage": {"use": "batch_norm", "epsilon": 1e-4}, "kl": NO_KL},
         trainer="grpo",
         settings={"loss_type": "grpo", "epsilon": 0.2, "beta": 0.0, "scale_rewards": "batch"},
@@ -214,7 +214,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="Dr. GRPO",
-        row="dr_grpo",
+        algorithm="dr_grpo",
         trainer="grpo",
         settings={"loss_type": "dr_grpo", "epsilon": 0.2, "beta": 0.0, "scale_rewards": "none"},
         says=("dr_grpo", "loss_type dr_grpo, scale_rewards none"),
@@ -223,7 +223,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="DAPO, soft overlong punishment",
-        row="dapo",
+        algorithm="dapo",
         changes={"advantage": GROUP, "overlong": 0.2},
         trainer="grpo",
         settings={
@@ -239,7 +239,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="DAPO, truncated replies masked",
-        row="dapo",
+        algorithm="dapo",
         changes={"advantage": GROUP, "overlong": 0.0, "mask_truncated": True},
         trainer="grpo",
         settings={
@@ -256,7 +256,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="CISPO",
-        row="cispo",
+        algorithm="cispo",
         changes={"advantage": GROUP, "objective": {"cap": 1.3}},
         trainer="grpo",
         settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
@@ -266,17 +266,17 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="CISPO, ratio to the sampler",
-        row="cispo",
-        changes={"advantage": GROUP, "objective": {"cap": 1.3}, "anchor": "mu"},
+        algorithm="cispo",
+        changes={"advantage": GROUP, "objective": {"cap": 1.3}, "ratio_to": "mu"},
         trainer="grpo",
         settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
-        says=("anchor mu", "old_per_token_logps = the sampler's"),
-        note="the sampler's log-probs enter as a correction only (AsyncGRPO has this anchor)",
+        says=("ratio_to mu", "old_per_token_logps = the sampler's"),
+        note="the sampler's log-probs enter as a correction only (AsyncGRPO has this ratio_to)",
         active=("clip.high",),
     ),
     Case(
         name="GSPO",
-        row="gspo",
+        algorithm="gspo",
         changes={"advantage": GROUP, "objective": {"low": 0.01, "high": 0.015}},
         trainer="grpo",
         settings={
@@ -293,7 +293,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="GSPO, token form",
-        row="gspo",
+        algorithm="gspo",
         changes={
             "advantage": GROUP,
             "objective": {"use": "gspo_token", "low": 0.01, "high": 0.015},
@@ -314,7 +314,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="LUSPO",
-        row="gspo",
+        algorithm="gspo",
         changes={
             "advantage": GROUP,
             "objective": {"low": 0.01, "high": 0.015},
@@ -334,7 +334,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="OlmoRL (truncated importance sampling)",
-        row="olmorl",
+        algorithm="olmorl",
         changes={"correction": {"cap": 1.2}},
         trainer="grpo",
         settings={
@@ -352,7 +352,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="IcePop",
-        row="grpo",
+        algorithm="grpo",
         changes={
             "advantage": GROUP,
             "aggregation": "token",
@@ -373,7 +373,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="truncated importance sampling of replies",
-        row="dr_grpo",
+        algorithm="dr_grpo",
         changes={"correction": {"use": "tis_sequence", "cap": 1.1}},
         trainer="grpo",
         settings={
@@ -389,7 +389,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="masked importance sampling of replies",
-        row="dr_grpo",
+        algorithm="dr_grpo",
         changes={"correction": {"use": "mis", "high": 1.2}},
         trainer="grpo",
         settings={
@@ -406,7 +406,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="RLOO, clipped product ratio, KL in the reward",
-        row="rloo",
+        algorithm="rloo",
         changes={
             "objective": {"use": "sequence_clip", "low": 0.2},
             "aggregation": "sequence",
@@ -415,13 +415,14 @@ CASES: tuple[Case, ...] = (
         trainer="rloo",
         settings={"epsilon": 0.2, "beta": 0.05},
         says=("rloo, objective sequence_clip", "RLOOTrainer"),
-        note="our row rloo has no ratio, no clip and no KL, as in the paper; TRL has no masks for observations here",
+        note="our algorithm rloo has no ratio, no clip and no KL, as in the paper; TRL has no masks for observations "
+        "here",
         observations=False,
         active=CLIP,
     ),
     Case(
         name="RLOO, theta = prox",
-        row="rloo",
+        algorithm="rloo",
         changes={"aggregation": {"length": 1}},
         trainer="rloo",
         settings={"epsilon": 0.2, "beta": 0.0},
@@ -433,7 +434,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="DPO",
-        row="dpo",
+        algorithm="dpo",
         changes={"objective": {"beta": 0.5}},
         trainer="dpo",
         settings={"loss_type": "sigmoid", "beta": 0.5},
@@ -444,7 +445,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="DPO, length-normalised",
-        row="dpo_norm",
+        algorithm="dpo_norm",
         changes={"objective": {"beta": 5.0}},
         trainer="dpo",
         settings={"loss_type": "sigmoid_norm", "beta": 5.0},
@@ -456,7 +457,7 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="SimPO",
-        row="simpo",
+        algorithm="simpo",
         changes={"objective": {"beta": 2.0, "gamma": 1.0}},
         trainer="cpo",
         settings={"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 1.0, "cpo_alpha": 0.0},
@@ -467,8 +468,8 @@ CASES: tuple[Case, ...] = (
         compares=BLIND,
     ),
     Case(
-        name="supervised, as a row",
-        row="sft",
+        name="supervised, as an algorithm",
+        algorithm="sft",
         trainer="sft",
         says=("sft", "SFTTrainer"),
         moved=False,
@@ -476,17 +477,17 @@ CASES: tuple[Case, ...] = (
     ),
     Case(
         name="supervised, as a command",
-        row="",
+        algorithm="",
         trainer="sft",
         says=("Learner.supervised_step", "SFTTrainer"),
         moved=False,
         supervised=True,
         compares=BLIND,
-        twin="supervised, as a row",
+        twin="supervised, as an algorithm",
     ),
     Case(
         name="expert iteration",
-        row="rft",
+        algorithm="rft",
         trainer="sft",
         says=("rft", "SFTTrainer on the replies of reward 1"),
         moved=False,

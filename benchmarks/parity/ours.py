@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.pieces import Piece
 from quintain.learning import Batch, Learner, Sample
-from quintain.learning.optimizer_step import Problem
+from quintain.learning.optimizer_step import OptimizerStep
 from quintain.registry.binding import bind
 from quintain.registry.lookup import load
 from quintain.types.transcript import TrainingSequence
@@ -35,14 +35,14 @@ class Found:
     Attributes:
         loss: at theta.
         gradient: by parameter.
-        advantages: per reply; empty where the method has none.
-        told: our metrics of the step.
+        advantages: per reply; empty where the algorithm has none.
+        metrics: our metrics of the step.
     """
 
     loss: float
     gradient: Mapping[str, Tensor]
     advantages: Sequence[float] = ()
-    told: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Jump:
@@ -54,11 +54,11 @@ class Jump:
         self.target = target
         self.losses: list[float] = []
 
-    def __call__(self, problem: Problem) -> dict[str, float]:
-        loss = problem.backward()
+    def __call__(self, step: OptimizerStep) -> dict[str, float]:
+        loss = step.backward()
         if not self.losses:
             with torch.no_grad():
-                for name, parameter in problem.module.named_parameters():
+                for name, parameter in step.module.named_parameters():
                     parameter.copy_(self.target[name])
         self.losses.append(loss)
         return {"loss": loss, "grad_norm": 0.0}
@@ -71,14 +71,14 @@ def model(folder: Path, state: State, dtype: torch.dtype) -> Any:
     return exact(made) if dtype == torch.float64 else made
 
 
-def row_of(case: Case) -> Row:
-    """The method, with every value that the case sets."""
-    row: Row = bind(load("algorithm", case.row), case.changes)
-    return row
+def algorithm_of(case: Case) -> Algorithm:
+    """The algorithm, with every value that the case sets."""
+    algorithm: Algorithm = bind(load("algorithm", case.algorithm), case.changes)
+    return algorithm
 
 
 def sequence(reply: Reply, logps: Sequence[float] = ()) -> TrainingSequence:
-    """One row for the learner; *logps* are the sampler's, one for each of the reply's tokens."""
+    """One algorithm for the learner; *logps* are the sampler's, one for each of the reply's tokens."""
     before = len(reply.prompt)
     given = logps or [0.0] * len(reply.ids)
     return TrainingSequence(
@@ -104,17 +104,17 @@ def grouped(held: Sequence[Reply], logps: Sequence[Sequence[float]] = (), temper
     """The batch of a step."""
     rows = [sequence(reply, given) for reply, given in zip(held, logps or [()] * len(held), strict=True)]
     samples = tuple(
-        Sample(sequences=(row,), verdict=reply.reward, group=reply.group, truncated=reply.truncated)
+        Sample(sequences=(row,), outcome=reply.reward, group=reply.group, truncated=reply.truncated)
         for reply, row in zip(held, rows, strict=True)
     )
     return Batch(samples=samples, temperature=temperature, max_tokens=LONGEST)
 
 
 def batch_of(case: Case, logps: Mapping[bool, list[list[float]]]) -> Batch:
-    """What the case's method learns from."""
+    """What the case's algorithm learns from."""
     if case.trainer in ("dpo", "cpo"):
         rows = [(reply, float(reply is pair[0]), k) for k, pair in enumerate(pairs()) for reply in pair]
-        samples = (Sample(sequences=(sequence(reply),), verdict=verdict, group=k) for reply, verdict, k in rows)
+        samples = (Sample(sequences=(sequence(reply),), outcome=outcome, group=k) for reply, outcome, k in rows)
         return Batch(samples=tuple(samples), max_tokens=LONGEST)
     return grouped(replies(observations=case.observations), logps[case.observations], case.temperature)
 
@@ -133,12 +133,12 @@ def compute(
         learner = Learner(module, **OPTIONS)
         rows = [sequence(reply) for reply in replies(observations=case.observations)]
         told = learner.supervised_step(rows)
-        return Found(loss=told["loss"], gradient=_gradient(module), told=told)
-    row, jump = row_of(case), Jump(states["theta"])
+        return Found(loss=told["loss"], gradient=_gradient(module), metrics=told)
+    algorithm, jump = algorithm_of(case), Jump(states["theta"])
     if case.moved:
-        row = row.but(epochs=2, update=Piece(kind="update", name="jump", function=jump))
-    reference = model(folder, states["ref"], dtype) if row.uses_reference else None
-    learner = Learner(module, row, reference=reference, **OPTIONS)
+        algorithm = algorithm.replace(epochs=2, optimizer_step=Piece(kind="optimizer_step", name="jump", function=jump))
+    reference = model(folder, states["ref"], dtype) if algorithm.uses_reference else None
+    learner = Learner(module, algorithm, reference=reference, **OPTIONS)
     prepared = learner.prepare(batch_of(case, logps))
     advantages = asyncio.run(learner.compute_advantages(prepared))
     told = learner.step(prepared, advantages=advantages)
@@ -146,7 +146,7 @@ def compute(
         loss=jump.losses[-1] if case.moved else told["loss"],
         gradient=_gradient(module),
         advantages=[float(x) for x in advantages.values],
-        told=told,
+        metrics=told,
     )
 
 

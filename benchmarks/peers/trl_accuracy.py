@@ -1,6 +1,6 @@
 """TRL's GRPOTrainer until held-out greedy accuracy reaches a target: one learning rate, one seed.
 
-Tasks and verdict are those of the Quintain environment itself (its floors 1-3 need no library beyond the standard
+Tasks and outcome are those of the Quintain environment itself (its floors 1-3 need no library beyond the standard
 one), so both sides are judged by the same code. Held-out tasks are answered with ``generate``, greedily, while the
 clock stands still.
 """
@@ -103,18 +103,18 @@ def main() -> None:
     environment = load(args.environment, args.environment_args)
     tasks = list(itertools.islice(environment.tasks("train"), args.groups * args.steps))
 
-    def verdict(completions: list[Any], number: list[int], **_: Any) -> list[float]:
+    def outcome(completions: list[Any], number: list[int], **_: Any) -> list[float]:
         said = zip(number, completions, strict=True)
         return [environment.reward.score(rollout(tasks[i], c[0]["content"])).value for i, c in said]
 
-    samples = args.groups * args.members
+    samples = args.groups * args.group_size
     config = GRPOConfig(
         output_dir="/tmp/quintain-benchmark-trl",
         use_cpu=args.device == "cpu",
         bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=samples,
-        num_generations=args.members,
+        num_generations=args.group_size,
         max_completion_length=args.max_tokens,
         temperature=1.0,
         beta=0.0,
@@ -134,7 +134,7 @@ def main() -> None:
     watch.trainer = trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),
         processing_class=AutoTokenizer.from_pretrained(args.model),
-        reward_funcs=verdict,
+        reward_funcs=outcome,
         args=config,
         train_dataset=Dataset.from_list(
             [{"prompt": conversation(environment, t), "number": i} for i, t in enumerate(tasks)]

@@ -31,7 +31,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, RLOOConfig, RLOO
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
 
-from benchmarks.parity.cases import CASES, LONGEST, MEMBERS, TEMPERATURE, Case, Reply, pairs, replies
+from benchmarks.parity.cases import CASES, GROUP_SIZE, LONGEST, TEMPERATURE, Case, Reply, pairs, replies
 from benchmarks.parity.exact import exact
 
 State = Mapping[str, Tensor]
@@ -130,15 +130,15 @@ def policy_gradient(case: Case, setting: Setting, model: Any, tokenizer: Any) ->
     """A trainer that took up the made-up replies, and its inputs to the loss."""
     held, logps = replies(observations=case.observations), setting.logps[case.observations]
 
-    def verdict(number: Sequence[int], **_: Any) -> list[float]:
+    def outcome(number: Sequence[int], **_: Any) -> list[float]:
         return [held[i].reward for i in number]
 
-    rewards: list[Any] = [verdict]
+    rewards: list[Any] = [outcome]
     if case.overlong:
         rewards.append(get_soft_overlong_punishment(LONGEST, case.overlong))
     shared: dict[str, Any] = {
         **setting.options(len(held)),
-        "num_generations": MEMBERS,
+        "num_generations": GROUP_SIZE,
         "max_completion_length": LONGEST,
         "temperature": TEMPERATURE,
         "num_iterations": 2,  # so that log-probs under prox are kept
@@ -164,7 +164,7 @@ def policy_gradient(case: Case, setting: Setting, model: Any, tokenizer: Any) ->
         setting.put(trainer.ref_model, "ref")
     trainer.current_gradient_accumulation_steps = 1
     prepared = trainer._generate_and_score_completions(inputs)
-    if case.changes.get("anchor") == "mu":
+    if case.changes.get("ratio_to") == "mu":
         prepared["old_per_token_logps"] = prepared["sampling_per_token_logps"]
     return trainer, prepared
 

@@ -99,7 +99,7 @@ def main() -> None:
     door = Door()
     torch.set_num_threads(args.threads)
     gate = Gate(door)
-    samples = args.groups * args.members
+    samples = args.groups * args.group_size
 
     def vowels(completions: list[Any], completion_ids: list[list[int]], **_: Any) -> list[float]:
         gate.tokens += sum(map(len, completion_ids))
@@ -113,7 +113,7 @@ def main() -> None:
         gradient_checkpointing=False,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=samples // micro,
-        num_generations=args.members,
+        num_generations=args.group_size,
         max_completion_length=args.high,
         generation_kwargs={"min_new_tokens": args.low} if args.low == args.high else None,
         temperature=1.0,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .interfaces.agent import Endpoint as Endpoint
     from .interfaces.agent import Limits as Limits
     from .interfaces.algorithm import KL as KL
-    from .interfaces.algorithm import Row as Row
+    from .interfaces.algorithm import Algorithm as Algorithm
     from .interfaces.engine import Engine as Engine
     from .interfaces.engine import Replay as Replay
     from .interfaces.engine import Reply as Reply
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from .interfaces.environment import Environment as Environment
     from .interfaces.environment import control as control
     from .interfaces.pieces import Piece as Piece
-    from .interfaces.pieces import admission as admission
     from .interfaces.pieces import advantage as advantage
     from .interfaces.pieces import aggregation as aggregation
     from .interfaces.pieces import correction as correction
+    from .interfaces.pieces import group_filter as group_filter
     from .interfaces.pieces import objective as objective
+    from .interfaces.pieces import optimizer_step as optimizer_step
     from .interfaces.pieces import per_group as per_group
-    from .interfaces.pieces import update as update
     from .interfaces.reward import Reward as Reward
     from .interfaces.reward import group_reward as group_reward
     from .interfaces.reward import reward as reward
-    from .interfaces.sampling_plan import Plan as Plan
+    from .interfaces.sampling_plan import SamplingPlan as SamplingPlan
     from .interfaces.service import Judge as Judge
+    from .interfaces.service import Judgement as Judgement
     from .interfaces.service import Likelihood as Likelihood
     from .interfaces.service import Sandbox as Sandbox
     from .interfaces.service import Service as Service
-    from .interfaces.service import Verdict as Verdict
     from .interfaces.service import Workers as Workers
     from .interfaces.service import need as need
     from .interfaces.tools import Tool as Tool
     from .interfaces.tools import ToolSpec as ToolSpec
-    from .types.rollout import Ending as Ending
     from .types.rollout import Group as Group
     from .types.rollout import Rollout as Rollout
     from .types.rollout import Score as Score
+    from .types.rollout import Termination as Termination
     from .types.rollout import Turn as Turn
-    from .types.sampling import Interrupt as Interrupt
     from .types.sampling import Sampling as Sampling
+    from .types.sampling import ThinkingBudget as ThinkingBudget
     from .types.task import Message as Message
     from .types.task import Task as Task
     from .types.task import ToolCall as ToolCall
@@ -68,25 +68,25 @@ API_VERSION = 1
 _HOMES = {
     "errors": ("InfrastructureError", "LimitReached", "PolicyFault", "QuintainError"),
     "interfaces.agent": ("Agent", "Endpoint", "Limits"),
-    "interfaces.algorithm": ("KL", "Row"),
+    "interfaces.algorithm": ("KL", "Algorithm"),
     "interfaces.engine": ("Engine", "Replay", "Reply", "TokenEngine", "Weights"),
     "interfaces.environment": ("Demonstration", "Environment", "control"),
     "interfaces.pieces": (
         "Piece",
-        "admission",
+        "group_filter",
         "advantage",
         "aggregation",
         "correction",
         "objective",
         "per_group",
-        "update",
+        "optimizer_step",
     ),
     "interfaces.reward": ("Reward", "group_reward", "reward"),
-    "interfaces.sampling_plan": ("Plan",),
-    "interfaces.service": ("Judge", "Likelihood", "Sandbox", "Service", "Verdict", "Workers", "need"),
+    "interfaces.sampling_plan": ("SamplingPlan",),
+    "interfaces.service": ("Judge", "Likelihood", "Sandbox", "Service", "Judgement", "Workers", "need"),
     "interfaces.tools": ("Tool", "ToolSpec"),
-    "types.rollout": ("Ending", "Group", "Rollout", "Score", "Turn"),
-    "types.sampling": ("Interrupt", "Sampling"),
+    "types.rollout": ("Termination", "Group", "Rollout", "Score", "Turn"),
+    "types.sampling": ("ThinkingBudget", "Sampling"),
     "types.task": ("Message", "Task", "ToolCall"),
     "types.transcript": ("Sampled", "Transcript"),
 }

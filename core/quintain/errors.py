@@ -13,7 +13,7 @@
     │   ├── RunLockedError                 another process works on this run folder
     │   ├── StorageError (OSError)         the disk is full or the folder cannot be written
     │   └── NoTasksError                   the environment yields no (more) tasks
-    └── EpisodeError                       how one episode can fail; becomes its ending
+    └── EpisodeError                       how one episode can fail; becomes its termination
         ├── PolicyFault                    the policy's doing: rewarded as the task says
         ├── LimitReached                   the policy's doing: tokens, turns or context used up
         ├── EnvironmentFault               ours: the environment's code failed

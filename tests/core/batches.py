@@ -27,7 +27,7 @@ def sequence(
 def batch(
     *,
     groups: int = 3,
-    members: int = 4,
+    group_size: int = 4,
     vocab: int = 260,
     seed: int = 0,
     longest: int = 9,
@@ -39,9 +39,9 @@ def batch(
     samples = []
     for group in range(groups):
         prompt = [draw.randrange(vocab) for _ in range(draw.randrange(2, 8))]
-        for member in range(members):
+        for sample in range(group_size):
             reply = [draw.randrange(vocab) for _ in range(draw.randrange(1, longest))]
             logps = [-draw.random() * 3 for _ in reply]
-            verdict = rewards[member % len(rewards)] if rewards else float(draw.random() < 0.5)
-            samples.append(Sample(sequences=(sequence(prompt, reply, logps=logps),), verdict=verdict, group=group))
+            outcome = rewards[sample % len(rewards)] if rewards else float(draw.random() < 0.5)
+            samples.append(Sample(sequences=(sequence(prompt, reply, logps=logps),), outcome=outcome, group=group))
     return Batch(samples=tuple(samples), max_tokens=longest, temperature=temperature)

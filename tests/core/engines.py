@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from quintain.interfaces.engine import TokenEngine, Weights
 from quintain.interfaces.tools import ToolSpec
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
@@ -16,7 +16,7 @@ from quintain.types.transcript import Sampled
 Speak = Callable[[str, Sampling], str | Exception]
 
 
-class ThoughtlessCodec(ByteCodec):
+class ThoughtlessTokenizer(ByteTokenizer):
     """Drops the thoughts of earlier turns when it renders history, as Qwen3's template does."""
 
     name = "thoughtless"
@@ -38,22 +38,22 @@ class Speaker(TokenEngine):
     name = "speaker"
 
     def __init__(
-        self, speak: Speak, codec: ByteCodec | None = None, context: int = 4096, jitter: int | None = None
+        self, speak: Speak, tokenizer: ByteTokenizer | None = None, context: int = 4096, jitter: int | None = None
     ) -> None:
-        self.speak, self.codec, self.context = speak, codec or ByteCodec(), context
+        self.speak, self.tokenizer, self.context = speak, tokenizer or ByteTokenizer(), context
         self.jitter = random.Random(jitter) if jitter is not None else None
         self.prompts: list[list[int]] = []
         self.seeds: list[int | None] = []
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         self.prompts.append(list(ids))
-        self.seeds.append(how.seed)
+        self.seeds.append(sampling.seed)
         await asyncio.sleep(self.jitter.random() / 500 if self.jitter else 0)
-        said = self.speak(self.codec.decode(ids), how)
+        said = self.speak(self.tokenizer.decode(ids), sampling)
         if isinstance(said, Exception):
             raise said
-        new = [*self.codec.encode(said), self.codec.stop_ids[0]]
-        room = min(how.max_tokens or len(new), self.context - len(ids))
+        new = [*self.tokenizer.encode(said), self.tokenizer.stop_ids[0]]
+        room = min(sampling.max_tokens or len(new), self.context - len(ids))
         finish = "stop" if len(new) <= room else "length"
         new = new[:room]
         logps = tuple(-1.0 - i / 100 for i in range(len(new)))

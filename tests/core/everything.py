@@ -1,5 +1,5 @@
-"""A run that writes every metric there is: two environments with several turns, shaping, failures and refused groups;
-a method whose pieces all tell something of themselves.
+"""A run that writes every metric there is: two environments with several turns, shaping, failures and rejected groups;
+an algorithm whose pieces all tell something of themselves.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from quintain import Environment, Limits, Rollout, Task, advantage, objective, reward
 from quintain.interfaces.algorithm import KL
-from quintain.interfaces.pieces import update
-from quintain.interfaces.sampling_plan import Plan
-from quintain.learning import PRESETS, Terms
-from quintain.learning.optimizer_step import Problem
+from quintain.interfaces.pieces import optimizer_step
+from quintain.interfaces.sampling_plan import SamplingPlan
+from quintain.learning import ALGORITHMS, LossInputs
+from quintain.learning.optimizer_step import OptimizerStep
 from quintain.learning.pieces.advantages import Step
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import Record, RunFolder
 from quintain.training.screen import Screen
-from quintain.types.sampling import Interrupt
+from quintain.types.sampling import ThinkingBudget
 
 from .learns import tiny_folder
 
@@ -83,32 +83,38 @@ def telling_advantage(step: Step) -> tuple[list[float], dict[str, float]]:
 
 
 @objective(name="everything_objective")
-def telling_objective(t: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def telling_objective(t: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     ratio = t.ratio()
     told = {"clip_low": ratio < 0.8, "clip_high": ratio > 1.2, "log_ratio": t.log_ratio()}
     return -ratio * t.advantage, told
 
 
-@update(name="everything_update")
-def telling_update(problem: Problem) -> dict[str, float]:
+@optimizer_step(name="everything_update")
+def telling_update(step: OptimizerStep) -> dict[str, float]:
     """Plain gradient descent."""
-    loss = problem.backward()
-    norms = [parameter.grad.norm() for parameter in problem.parameters if parameter.grad is not None]
+    loss = step.backward()
+    norms = [parameter.grad.norm() for parameter in step.parameters if parameter.grad is not None]
     with torch.no_grad():
-        for parameter in problem.parameters:
+        for parameter in step.parameters:
             parameter -= 1e-2 * parameter.grad
     return {"loss": loss, "grad_norm": float(torch.stack(norms).norm()), "rate": 1e-2, "natural.kl": 0.0}
 
 
-EVERYTHING = PRESETS["grpo"].but(
+EVERYTHING = ALGORITHMS["grpo"].replace(
     name="everything",
     advantage=telling_advantage,
     objective=telling_objective,
     correction="tis",
-    update=telling_update,
+    optimizer_step=telling_update,
     epochs=2,
     kl=KL(where="loss", estimator="k3", coefficient=0.01),
-    plan=Plan(refill="rounds", attempts=2, retire=0.9, lag=1, interrupt=Interrupt(low=2, high=2, text=".", until="~")),
+    plan=SamplingPlan(
+        resample="dynamic",
+        attempts=2,
+        drop_solved=0.9,
+        staleness=1,
+        thinking_budget=ThinkingBudget(min_tokens=2, max_tokens=2, text=".", until="~"),
+    ),
 )
 
 
@@ -121,18 +127,18 @@ def settings(**changes: Any) -> Recipe:
             "environments": [{"use": f"{__name__}:Talk"}, {"use": f"{__name__}:Word"}],
             "algorithm": {"use": f"{__name__}:EVERYTHING"},
             "sampling": {"max_tokens": 4},
-            "batch": {"groups": 6, "members": 3, "min_members": 3, "retries": 0},
+            "batch": {"prompts": 6, "group_size": 3, "min_group_size": 3, "retries": 0},
             "learner": {"lr": 1e-3},
             "evaluation": {"every": 2, "tasks": 6, "samples": 2, "temperature": 1.0, "test": {"tasks": 0}},
             "checkpoint": {"every": 0, "best": False},
             "rollouts": {"keep": "none"},
         }
-    ).but({key.replace("__", "."): value for key, value in changes.items()})
+    ).replace({key.replace("__", "."): value for key, value in changes.items()})
 
 
 def played(place: Path, recipe: Recipe) -> tuple[list[Record], str, Mapping[str, Any]]:
     """The metrics of a run, what it showed, and its summary; where *place* holds one, it goes on."""
     screen = io.StringIO()
     with RunFolder.open(place) if place.exists() else RunFolder.create(place, recipe.to_toml()) as folder:
-        summary = conduct(recipe, folder, Screen(screen))
+        summary = run_training(recipe, folder, Screen(screen))
         return folder.metrics(), screen.getvalue(), summary

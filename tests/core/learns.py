@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain import Environment, Limits, Rollout, Task, reward
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
@@ -63,12 +63,12 @@ def trained(algorithm: str, seed: int, *, steps: int = 12, **changes: Any) -> Ma
             "environments": [{"use": f"{__file__}:Babble"}],
             "algorithm": {"use": algorithm},
             "sampling": {"max_tokens": 16},
-            "batch": {"groups": 8, "members": 8},
+            "batch": {"prompts": 8, "group_size": 8},
             "learner": {"lr": 3e-3, "warmup_steps": 2},
             "evaluation": {"every": 0, "temperature": 1.0, "test": {"tasks": 200}},
             "checkpoint": {"every": 0, "best": False},
             "rollouts": {"keep": "none"},
         }
-    ).but({key.replace("__", "."): value for key, value in changes.items()})
+    ).replace({key.replace("__", "."): value for key, value in changes.items()})
     with tempfile.TemporaryDirectory() as place, RunFolder.create(Path(place) / "run", recipe.to_toml()) as folder:
-        return conduct(recipe, folder, Screen(quiet=True))
+        return run_training(recipe, folder, Screen(quiet=True))

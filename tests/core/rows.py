@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 
-ROWS: dict[str, Row] = {
+VARIANTS: dict[str, Algorithm] = {
     component.name: Registry([component]).resolve(component)
     for component in discover()
     if component.kind == "algorithm"
     and (component.distribution in ("quintain", "quintain-algorithms") or component.name == "sft")
 }
-needs_algorithms = pytest.mark.skipif("gspo" not in ROWS, reason="quintain-algorithms is not installed")
+needs_algorithms = pytest.mark.skipif("gspo" not in VARIANTS, reason="quintain-algorithms is not installed")

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from quintain.models.tokenizer import PLAIN_STOPS, render_plain
 from quintain.rollouts.chat.bridge import Conversation, spoken
 from quintain.rollouts.chat.tool_calls import parse
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message
-from quintain.types.transcript import Sampled, Source
+from quintain.types.transcript import Sampled, TokenSource
 
-from .engines import ThoughtlessCodec
+from .engines import ThoughtlessTokenizer
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="<>|"), max_size=12)
 
@@ -23,13 +23,13 @@ def sampled(ids: list[int], *, stop: int | None = None, version: int = 0) -> Sam
     return Sampled(ids=tuple(ids), logps=logps, versions=(version,) * len(ids), finish=finish, stop=stop)
 
 
-def talk(codec: ByteCodec, turns: list[tuple[str, list[int], bool]]) -> tuple[Conversation, list[list[int]]]:
-    talked, contexts = Conversation(codec), []
+def talk(tokenizer: ByteTokenizer, turns: list[tuple[str, list[int], bool]]) -> tuple[Conversation, list[list[int]]]:
+    talked, contexts = Conversation(tokenizer), []
     for user, said, stopped in turns:
         talked.add(Message("user", user))
         contexts.append(talked.prompt())
-        end = codec.stop_ids[0]
-        talked.said(sampled([*said, end], stop=end) if stopped else sampled(said))
+        end = tokenizer.stop_ids[0]
+        talked.add_sampled(sampled([*said, end], stop=end) if stopped else sampled(said))
     return talked, contexts
 
 
@@ -46,11 +46,11 @@ def test_every_sampled_token_trains_once_in_the_context_it_was_sampled_in(
     """Whatever bytes come (broken UTF-8 included), each sampled token is trained once, after exactly its own
     context.
     """
-    for codec in (ByteCodec(), ThoughtlessCodec()):
-        talked, contexts = talk(codec, turns)
+    for tokenizer in (ByteTokenizer(), ThoughtlessTokenizer()):
+        talked, contexts = talk(tokenizer, turns)
         wanted = []
         for context, (_, said, stopped) in zip(contexts, turns, strict=True):
-            new = [*said, codec.stop_ids[0]] if stopped else said
+            new = [*said, tokenizer.stop_ids[0]] if stopped else said
             wanted.extend((tuple(context + new[:i]), t) for i, t in enumerate(new))
         rows = talked.transcript("policy", 1.0).sequences()
         got = [(r.ids[:i], r.ids[i]) for r in rows for i, m in enumerate(r.mask) if m]
@@ -60,76 +60,77 @@ def test_every_sampled_token_trains_once_in_the_context_it_was_sampled_in(
 
 def test_one_branch_where_history_is_kept() -> None:
     """A template that only appends gives one branch, and text is encoded once."""
-    talked, _ = talk(ByteCodec(), [("a", [104, 105], True), ("b", [106], True)])
+    talked, _ = talk(ByteTokenizer(), [("a", [104, 105], True), ("b", [106], True)])
     transcript = talked.transcript("policy", 1.0)
 
     assert 1 == len(transcript.branches)
-    assert talked._text == talked.codec.decode(transcript.path(0).ids)
+    assert talked._text == talked.tokenizer.decode(transcript.path(0).ids)
 
 
 def test_branch_where_thoughts_are_dropped() -> None:
     """Dropping a thought branches at the thought; the copy of what was said is context."""
-    codec = ThoughtlessCodec()
-    said = codec.encode("<think>hm</think>yes")
-    talked, _ = talk(codec, [("a", said, True), ("b", codec.encode("no"), True)])
+    tokenizer = ThoughtlessTokenizer()
+    said = tokenizer.encode("<think>hm</think>yes")
+    talked, _ = talk(tokenizer, [("a", said, True), ("b", tokenizer.encode("no"), True)])
     transcript = talked.transcript("policy", 1.0)
     one, two = transcript.branches
 
     assert (2, 0) == (len(transcript.branches), two.parent)
-    assert codec.decode(transcript.path(1).ids).count("<think>") == 0
+    assert tokenizer.decode(transcript.path(1).ids).count("<think>") == 0
     assert 0 < two.fork < len(one.ids)
-    assert Source.COPY in two.sources
+    assert TokenSource.COPY in two.sources
     assert ["<think>hm</think>yes<|im_end|>", "no<|im_end|>"] == [
-        codec.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]) for r in transcript.sequences()
+        tokenizer.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]) for r in transcript.sequences()
     ]
 
 
 def test_sources_of_a_prompt() -> None:
     """Contents are told from the template's scaffolding."""
-    codec = ByteCodec()
-    talked = Conversation(codec)
+    tokenizer = ByteTokenizer()
+    talked = Conversation(tokenizer)
     for m in (Message("system", "be"), Message("user", "hello"), Message("tool", "42")):
         talked.add(m)
     talked.prompt()
     path = talked.transcript("policy", 1.0).path(0)
     by_source = {
-        s: codec.decode([i for i, x in zip(path.ids, path.sources, strict=True) if x == s]) for s in set(path.sources)
+        s: tokenizer.decode([i for i, x in zip(path.ids, path.sources, strict=True) if x == s])
+        for s in set(path.sources)
     }
 
-    assert {"behello", "42"} == {by_source[Source.PROMPT], by_source[Source.TOOL]}
+    assert {"behello", "42"} == {by_source[TokenSource.PROMPT], by_source[TokenSource.TOOL]}
 
 
 def test_plain_template_goes_on_where_it_stopped() -> None:
     """For base models: the stop string belongs to what was sampled, and the next prompt goes on from it."""
 
-    class Plain(ByteCodec):
+    class Plain(ByteTokenizer):
         stops = PLAIN_STOPS
 
         def render(self, messages, tools=(), *, prompt=True):  # type: ignore[no-untyped-def]
             return render_plain(messages, prompt=prompt)
 
-    codec = Plain()
-    talked = Conversation(codec)
+    tokenizer = Plain()
+    talked = Conversation(tokenizer)
     talked.add(Message("user", "2+2"))
     talked.prompt()
-    new = codec.encode(" 4\n\nUser:")
-    text = talked.said(
+    new = tokenizer.encode(" 4\n\nUser:")
+    text = talked.add_sampled(
         Sampled(ids=tuple(new), logps=(0.0,) * len(new), versions=(0,) * len(new), finish="stop", stop="\n\nUser:")
     )
     talked.add(Message("user", "3+3"))
     talked.prompt()
 
     assert (" 4", 1) == (text, len(talked.transcript("p", 1.0).branches))
-    assert "User: 2+2\n\nAssistant: 4\n\nUser: 3+3\n\nAssistant:" == codec.decode(talked._recorder.ids)
+    assert "User: 2+2\n\nAssistant: 4\n\nUser: 3+3\n\nAssistant:" == tokenizer.decode(talked._recorder.ids)
 
 
 def test_spoken_drops_only_what_ended_the_turn() -> None:
     """A stop token is cut off; a text cut by length is kept whole."""
-    codec = ByteCodec()
-    end = codec.stop_ids[0]
+    tokenizer = ByteTokenizer()
+    end = tokenizer.stop_ids[0]
 
-    assert "hi" == spoken(codec, sampled([104, 105, end], stop=end))
-    assert "hi" == spoken(codec, sampled([104, 105]))
+    assert "hi" == spoken(tokenizer, sampled([104, 105, end], stop=end))
+    assert "hi" == spoken(tokenizer, sampled([104, 105]))
 
 
 @given(st.text(max_size=60), st.booleans())

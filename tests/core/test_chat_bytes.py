@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from quintain.interfaces.tools import ToolSpec
 from quintain.models.tokenizer import PLAIN_STOPS, render_plain
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
 
-CODEC = ByteCodec()
-SPECIAL = st.sampled_from(ByteCodec.SPECIAL)
+TOKENIZER = ByteTokenizer()
+SPECIAL = st.sampled_from(ByteTokenizer.SPECIAL)
 TEXT = st.lists(st.one_of(st.text(st.characters(codec="utf-8"), max_size=8), SPECIAL), max_size=6).map("".join)
 MESSAGES = st.lists(
     st.builds(
@@ -24,23 +24,23 @@ MESSAGES = st.lists(
 
 
 def test_golden_ids() -> None:
-    assert CODEC.encode("a\u00e9<|im_end|>\n") == [97, 195, 169, 257, 10]
-    assert CODEC.stop_ids == (257, 258)
-    assert CODEC.vocab_size == 260
-    assert CODEC.decode([256, 97, 257]) == "<|im_start|>a<|im_end|>"
-    assert CODEC.decode([256, 97, 257], special=False) == "a"
+    assert TOKENIZER.encode("a\u00e9<|im_end|>\n") == [97, 195, 169, 257, 10]
+    assert TOKENIZER.stop_ids == (257, 258)
+    assert TOKENIZER.vocab_size == 260
+    assert TOKENIZER.decode([256, 97, 257]) == "<|im_start|>a<|im_end|>"
+    assert TOKENIZER.decode([256, 97, 257], special=False) == "a"
 
 
 @given(TEXT)
 def test_text_survives(text: str) -> None:
-    ids = CODEC.encode(text)
-    assert CODEC.decode(ids) == text
-    assert all(0 <= i < CODEC.vocab_size for i in ids)
+    ids = TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
+    assert all(0 <= i < TOKENIZER.vocab_size for i in ids)
 
 
 @given(TEXT)
 def test_offsets_cover_the_text_in_order(text: str) -> None:
-    ids, spans = CODEC.encode_with_offsets(text)
+    ids, spans = TOKENIZER.encode_with_offsets(text)
     assert len(ids) == len(spans)
     at = 0
     for start, end in spans:
@@ -48,30 +48,30 @@ def test_offsets_cover_the_text_in_order(text: str) -> None:
         at = end
     assert at == len(text)
     for (start, end), token in zip(spans, ids, strict=True):
-        assert token in CODEC.encode(text[start:end])
+        assert token in TOKENIZER.encode(text[start:end])
 
 
 @given(st.lists(st.integers(0, 259), max_size=12))
 def test_any_ids_decode(ids: list[int]) -> None:
-    text = CODEC.decode(ids)
-    assert CODEC.decode([i for i in ids if i < 256]) == CODEC.decode([i for i in ids if i < 256], special=False)
+    text = TOKENIZER.decode(ids)
+    assert TOKENIZER.decode([i for i in ids if i < 256]) == TOKENIZER.decode([i for i in ids if i < 256], special=False)
     assert text.count("<|pad|>") >= ids.count(259)
 
 
 @given(st.text(st.characters(codec="utf-8")), st.text(st.characters(codec="utf-8")))
 def test_encoding_is_additive(a: str, b: str) -> None:
     """A new turn is encoded by itself and appended; the ids must be those of the whole."""
-    if CODEC.encode(a + b) != CODEC.encode(a) + CODEC.encode(b):
-        assert any(s in a + b and s not in a and s not in b for s in CODEC.SPECIAL)
+    if TOKENIZER.encode(a + b) != TOKENIZER.encode(a) + TOKENIZER.encode(b):
+        assert any(s in a + b and s not in a and s not in b for s in TOKENIZER.SPECIAL)
 
 
 @given(MESSAGES, st.text(st.characters(codec="utf-8"), max_size=8))
 def test_history_goes_on_where_the_prompt_stopped(messages: list[Message], said: str) -> None:
     """What makes transcripts linear: prompt + what was said is how the next prompt begins."""
     spoken = [*messages, Message("assistant", said)]
-    assert CODEC.render(spoken, prompt=False) == CODEC.render(messages) + said + "<|im_end|>\n"
+    assert TOKENIZER.render(spoken, prompt=False) == TOKENIZER.render(messages) + said + "<|im_end|>\n"
     plain = [m for m in messages if m.content]
-    assert CODEC.render([*spoken, Message("user", "?")]).startswith(CODEC.render(spoken, prompt=False))
+    assert TOKENIZER.render([*spoken, Message("user", "?")]).startswith(TOKENIZER.render(spoken, prompt=False))
     assert render_plain(plain).startswith(render_plain(plain, prompt=False))
 
 
@@ -80,7 +80,7 @@ def test_golden_template() -> None:
         name="add", description="Add.", parameters={"type": "object", "properties": {"x": {"type": "integer"}}}
     )
     calls: Any = (ToolCall(name="add", arguments={"x": 1}),)
-    text = CODEC.render(
+    text = TOKENIZER.render(
         [
             Message("system", "Be brief."),
             Message("user", "1?"),

@@ -24,8 +24,8 @@ from quintain.errors import RunError, StorageError
 from quintain.learning.algorithms import RLOO
 from quintain.learning.batch import Batch, Sample
 from quintain.learning.learner import Learner
-from quintain.models.tokenizer import HFCodec
-from quintain.training.checkpoint import Checkpoint, Keeper, best, latest
+from quintain.models.tokenizer import HFTokenizer
+from quintain.training.checkpoint import Checkpoint, CheckpointManager, best, latest
 from quintain.training.run_folder import RunFolder
 from quintain.types.transcript import TrainingSequence
 
@@ -52,8 +52,8 @@ def learner(seed: int = 0, kind: str = "qwen3", **settings: Any) -> Learner:
     return Learner(tiny_model(kind, seed=seed), RLOO, lr=1e-3, **settings)
 
 
-def keeper(folder: RunFolder, **settings: Any) -> Keeper:
-    return Keeper(folder, codec=HFCodec(byte_tokenizer()), **settings)
+def checkpoints(folder: RunFolder, **settings: Any) -> CheckpointManager:
+    return CheckpointManager(folder, tokenizer=HFTokenizer(byte_tokenizer()), **settings)
 
 
 def batch(seed: int) -> Batch:
@@ -63,7 +63,7 @@ def batch(seed: int) -> Batch:
         ids = tuple(rng.randrange(256) for _ in range(12))
         mask = (False,) * 6 + (True,) * 6
         row = TrainingSequence(ids=ids, mask=mask, logps=tuple(-3.0 * m for m in mask), versions=(0,) * 12)
-        samples.append(Sample(sequences=(row,), verdict=float(rng.random() < 0.5), group=i // 4))
+        samples.append(Sample(sequences=(row,), outcome=float(rng.random() < 0.5), group=i // 4))
     return Batch(samples=tuple(samples), max_tokens=6)
 
 
@@ -81,7 +81,7 @@ def test_going_on_equals_never_having_stopped(folder: RunFolder, kind: str) -> N
     original.step(batch(1))
     torch.manual_seed(5)
     random.seed(6)
-    keeper(folder).save(1, learner=original, state={"curriculum": {"picked": 3}, "seconds": 0.1})
+    checkpoints(folder).save(1, learner=original, state={"curriculum": {"picked": 3}, "seconds": 0.1})
     expected = (torch.rand(3), random.random())
     original.step(batch(2))
 
@@ -99,7 +99,7 @@ def test_going_on_equals_never_having_stopped(folder: RunFolder, kind: str) -> N
 def test_transformers_loads_the_model(folder: RunFolder) -> None:
     trained = learner()
     trained.step(batch(1))
-    path = keeper(folder).save(1, learner=trained, state={})
+    path = checkpoints(folder).save(1, learner=trained, state={})
     found = Checkpoint.open(path)
     model = transformers.AutoModelForCausalLM.from_pretrained(found.model, dtype="auto")
     tokenizer = transformers.AutoTokenizer.from_pretrained(found.model)
@@ -117,7 +117,7 @@ def test_adapters_are_kept_exactly_and_merged_for_others(folder: RunFolder) -> N
     options = {"lora": {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"]}}
     trained = learner(**options)
     trained.step(batch(1))
-    path = keeper(folder).save(1, learner=trained, state={})
+    path = checkpoints(folder).save(1, learner=trained, state={})
     merged = transformers.AutoModelForCausalLM.from_pretrained(path / "model")
     ids = torch.arange(8)[None]
     with torch.no_grad():
@@ -128,13 +128,13 @@ def test_adapters_are_kept_exactly_and_merged_for_others(folder: RunFolder) -> N
 
 
 def test_a_checkpoint_of_another_model_is_refused(folder: RunFolder) -> None:
-    path = keeper(folder).save(1, learner=learner(), state={})
+    path = checkpoints(folder).save(1, learner=learner(), state={})
     with pytest.raises(RunError, match="does not fit the model"):
         Checkpoint.open(path).restore(Learner(tiny_model("qwen3", hidden=16), RLOO))
 
 
 def test_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
-    keep = keeper(folder, keep=2)
+    keep = checkpoints(folder, keep=2)
     model = learner()
     assert latest(folder) is None
     assert best(folder) is None
@@ -145,14 +145,14 @@ def test_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
     champion = best(folder)
     assert champion is not None
     assert champion.step == 2
-    plain = keeper(folder, keep=1, best=False)
+    plain = checkpoints(folder, keep=1, best=False)
     plain.prune()
     assert [c.step for c in plain.all()] == [5]
     assert not keep.has(2)
 
 
 def test_unfinished_and_foreign_folders_are_ignored(folder: RunFolder) -> None:
-    keep = keeper(folder)
+    keep = checkpoints(folder)
     keep.save(3, learner=learner(), state={})
     for name in (".step-000009.tmp-1", "notes", "step-x"):
         (folder.checkpoints / name).mkdir()
@@ -178,7 +178,7 @@ def test_damaged_and_newer_checkpoints_say_so(folder: RunFolder) -> None:
 def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
     folder: RunFolder, name: str, content: bytes | None
 ) -> None:
-    path = keeper(folder).save(1, learner=learner(), state={"seen": 3})
+    path = checkpoints(folder).save(1, learner=learner(), state={"seen": 3})
     file = path / name
     if content is None:
         file.unlink()
@@ -190,7 +190,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
 
 @pytest.mark.parametrize("held", [[], {}, {"learner": {}}, {"learner": 3, "generators": {}}])
 def test_a_checkpoint_that_holds_something_else_is_damaged(folder: RunFolder, held: Any) -> None:
-    path = keeper(folder).save(1, learner=learner(), state={})
+    path = checkpoints(folder).save(1, learner=learner(), state={})
     torch.save(held, path / "learner.pt")
     with pytest.raises(RunError, match="is damaged"):
         Checkpoint.open(path).restore(learner(1))
@@ -201,7 +201,7 @@ def test_a_checkpoint_that_holds_something_else_is_damaged(folder: RunFolder, he
 
 def test_weights_that_lack_a_tensor_do_not_fit(folder: RunFolder) -> None:
     """A shard that is gone must not leave a part of the model as it was started."""
-    path = keeper(folder).save(1, learner=learner(), state={})
+    path = checkpoints(folder).save(1, learner=learner(), state={})
     file = path / "model" / "model.safetensors"
     held = load_file(file)
     del held["model.norm.weight"]
@@ -214,7 +214,7 @@ def test_state_that_could_not_be_loaded_again_fails_when_it_is_saved(folder: Run
     trained = learner()
     trained._piece_state["advantage"] = SimpleNamespace(x=1)
     with pytest.raises(RunError, match="plain data"):
-        keeper(folder).save(1, learner=trained, state={})
+        checkpoints(folder).save(1, learner=trained, state={})
     assert list(folder.checkpoints.iterdir()) == []
 
 
@@ -236,7 +236,7 @@ def test_a_full_disk_is_noticed_before_and_while_writing(small_disk: Path, monke
     trained = learner()
     trained.step(batch(1))
     with RunFolder.create(small_disk / "run", RECIPE) as run:
-        keep = keeper(run)
+        keep = checkpoints(run)
         with pytest.raises(StorageError, match="no room to write .*step-000001: it takes 8... kB, [0-9]+ .* are free"):
             keep.save(1, learner=trained, state={})
         assert not run.checkpoints.exists()
@@ -254,17 +254,17 @@ from types import SimpleNamespace
 sys.path.insert(0, sys.argv[2])
 import torch
 torch.set_num_threads(1)
-from quintain.training.checkpoint import Keeper
+from quintain.training.checkpoint import CheckpointManager
 from quintain.learning.learner import Learner
 from quintain.learning.algorithms import RLOO
 from quintain.training.run_folder import RunFolder
 from core.models import byte_tokenizer, tiny_model
 
-codec = SimpleNamespace(tokenizer=byte_tokenizer())
+tokenizer = SimpleNamespace(tokenizer=byte_tokenizer())
 learner = Learner(tiny_model("qwen3"), RLOO)
 
 def save_for_ever():
-    keeper = Keeper(RunFolder.open(sys.argv[1]), codec=codec, keep=2)
+    checkpoints = CheckpointManager(RunFolder.open(sys.argv[1]), tokenizer=tokenizer, keep=2)
     step = 0
     while True:
         step += 1
@@ -272,7 +272,7 @@ def save_for_ever():
             for p in learner.module.parameters():
                 p.fill_(step)
         print(os.getpid(), step, flush=True)
-        keeper.save(step, learner=learner, state={"step": step}, best=step == 2)
+        checkpoints.save(step, learner=learner, state={"step": step}, best=step == 2)
 
 for line in sys.stdin:  # the libraries load once; each round is a process of its own
     child = os.fork()

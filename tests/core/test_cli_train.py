@@ -22,7 +22,7 @@ from quintain.interfaces.reward import reward
 from quintain.interfaces.service import Service, need
 from quintain.models import LoadedModel
 from quintain.registry.lookup import current, isolated
-from quintain.training import build as conducting
+from quintain.training import build as build
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.runs import list_runs
@@ -68,7 +68,7 @@ class Remote(TokenEngine):
     def __init__(self, *, url: str = "") -> None:
         self.url = url
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         raise NotImplementedError
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
@@ -79,7 +79,7 @@ class Remote(TokenEngine):
 
 
 class Textual(Engine):
-    async def reply(self, messages: Sequence[Message], tools: Sequence[Any], how: Sampling) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[Any], sampling: Sampling) -> Reply:
         return Reply()
 
 
@@ -141,7 +141,7 @@ def test_what_is_right_passes(capsys: pytest.CaptureFixture[str], place: Path) -
 
 def test_an_engine_that_shares_nothing_is_made_of_its_own_arguments() -> None:
     text = "[engine]\nuse = 'remote'\nargs = {url = 'x'}\n[[environments]]\nuse = 'doubling'\n"
-    engine = conducting.engine_for(Recipe.parse(text), SimpleNamespace())  # type: ignore[arg-type]
+    engine = build.engine_for(Recipe.parse(text), SimpleNamespace())  # type: ignore[arg-type]
     assert isinstance(engine, Remote) and engine.url == "x"
 
 
@@ -173,14 +173,14 @@ def test_a_run_that_never_began_gives_its_name_back(
 ) -> None:
     (place / "runs" / "mine").mkdir(parents=True)
     (place / "runs" / "mine" / "notes.txt").write_text("keep")
-    monkeypatch.setattr(conducting, "conduct", fails)
+    monkeypatch.setattr(build, "run_training", fails)
     assert called(capsys, "--env", "doubling")[0] == 2
     assert called(capsys, "--env", "doubling", "--name", "mine")[0] == 2
     assert [str(p.relative_to(place)) for p in place.rglob("*") if p.is_file()] == ["runs/mine/notes.txt"]
-    monkeypatch.setattr(conducting, "conduct", fails_late)
+    monkeypatch.setattr(build, "run_training", fails_late)
     assert called(capsys, "--env", "doubling")[0] == 2
     assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
-    monkeypatch.setattr(conducting, "conduct", fails)
+    monkeypatch.setattr(build, "run_training", fails)
     assert called(capsys, "--resume", "doubling-1")[0] == 2
     assert (place / "runs" / "doubling-1" / "recipe.toml").exists()
 
@@ -194,7 +194,7 @@ def test_a_stopped_run_prints_one_object(
     capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(conducting, "conduct", stopped)
+    monkeypatch.setattr(build, "run_training", stopped)
     status, out, _ = called(capsys, "--env", "doubling", "--json")
     assert status == 130
     error = json.loads(out)["error"]
@@ -210,8 +210,8 @@ def test_a_stopped_run_prints_one_object(
         (["--steps", "0"], "'--steps': expected a whole number of at least 1, got '0'"),
         (["--seed", "-1"], "'--seed': expected a whole number of at least 0, got '-1'"),
         (
-            ["--env", "doubling", "--set", "batch.members=1"],
-            "no group of that size (1 of 1 members valid, 2 needed)",
+            ["--env", "doubling", "--set", "batch.group_size=1"],
+            "no group of that size (1 of 1 samples valid, 2 needed)",
         ),
         (["--set", "lr=1e-3"], "unknown section [lr]; did you mean learner.lr?"),
         (["min.toml"], "did you mean 'mine.toml'?"),
@@ -227,10 +227,10 @@ def test_slips_of_the_hand_are_named(
     assert status in (1, 2) and message in err and "saved before" not in err
 
 
-def test_a_method_without_groups_takes_groups_of_one(capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    words = ["--env", "doubling", "--set", "batch.members=1", "--set", "algorithm.use=reinforce_pp", "--dry-run"]
+def test_an_algorithm_without_groups_takes_groups_of_one(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    words = ["--env", "doubling", "--set", "batch.group_size=1", "--set", "algorithm.use=reinforce_pp", "--dry-run"]
     status, out, _ = called(capsys, *words)
-    assert status == 0 and "members = 1" in out
+    assert status == 0 and "samples = 1" in out
 
 
 def test_messages_name_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
 
 from .models import tiny_model
-from .test_embedded_engine import CODEC, engine_of, plain_logps, prompts, run, sample_all, under_way
+from .test_embedded_engine import TOKENIZER, engine_of, plain_logps, prompts, run, sample_all, under_way
 
 
 @dataclass
@@ -68,7 +68,7 @@ def test_later_turns_compute_only_what_is_new() -> None:
 
     async def episode(i: int) -> None:
         ids = [*starts[i], *range(20)]
-        with engine.attend():
+        with engine.register():
             for turn in range(3):
                 out = await engine.sample(ids, Sampling(seed=10 * i + turn, max_tokens=12))
                 assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids, 1.0), abs=1e-4)
@@ -112,7 +112,7 @@ def test_jitter_in_episodes_does_not_matter() -> None:
     async def episode(engine: EmbeddedEngine, i: int, jitter: Random) -> list[Sampled]:
         outs: list[Sampled] = []
         ids = list(starts[i])
-        with engine.attend():
+        with engine.register():
             for turn in range(1 + i % 3):
                 await asyncio.sleep(jitter.random() * 0.01)
                 outs.append(await engine.sample(ids, Sampling(seed=100 * i + turn, max_tokens=5 + 3 * i)))
@@ -134,7 +134,7 @@ def test_an_episode_that_waits_for_another_does_not_hang_the_run(caplog: pytest.
         lock = asyncio.Lock()
 
         async def episode(i: int) -> None:
-            with engine.attend():
+            with engine.register():
                 async with lock:
                     await engine.sample([i], Sampling(seed=i, max_tokens=3))
 
@@ -149,7 +149,7 @@ def test_an_engine_that_need_not_repeat_does_not_wait() -> None:
     engine = engine_of(tiny_model(), reproducible=False)
 
     async def scenario() -> None:
-        with engine.attend(), engine.attend():
+        with engine.register(), engine.register():
             await engine.sample([1], Sampling(seed=0, max_tokens=3))
 
     run(scenario())
@@ -160,13 +160,13 @@ def test_sharing_sees_the_learners_tensors_at_once() -> None:
     model = tiny_model()
     engine = engine_of(model)
     assert engine.shares
-    how = Sampling(seed=0, max_tokens=10)
-    before = run(engine.sample([1, 2], how))
+    sampling = Sampling(seed=0, max_tokens=10)
+    before = run(engine.sample([1, 2], sampling))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.3)
     assert run(engine.update(Given(version=7, named={}))) == engine.version == 7
-    after = run(engine.sample([1, 2], how))
+    after = run(engine.sample([1, 2], sampling))
     assert after.versions == (7,) * 10
     assert after.logps != before.logps
     assert list(after.logps) == pytest.approx(plain_logps(model, [1, 2], after.ids, 1.0), abs=1e-4)
@@ -177,14 +177,14 @@ def test_a_snapshot_changes_with_the_version_only() -> None:
     engine = engine_of(model, dtype="bfloat16")
     assert not engine.shares
     assert next(engine._module.parameters()).dtype == torch.bfloat16
-    how = Sampling(seed=0, max_tokens=10)
-    before = run(engine.sample([1, 2], how))
+    sampling = Sampling(seed=0, max_tokens=10)
+    before = run(engine.sample([1, 2], sampling))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.3)
-    assert run(engine.sample([1, 2], how)) == before
+    assert run(engine.sample([1, 2], sampling)) == before
     run(engine.update(Given(version=1, named={})))
-    after = run(engine.sample([1, 2], how))
+    after = run(engine.sample([1, 2], sampling))
     assert after.versions == (1,) * 10
     assert list(after.logps) == pytest.approx(plain_logps(model, [1, 2], after.ids, 1.0), abs=0.3)
 
@@ -280,13 +280,13 @@ def test_truncation_keeps_the_likeliest(weights: list[float], top_p: float, top_
 def test_rows_of_a_batch_do_not_influence_each_other() -> None:
     logits = torch.randn(8, 50, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    hows = [
+    samplings = [
         Sampling(temperature=t, top_k=k)
         for t, k in [(1, 0), (0.5, 0), (0, 0), (1, 5), (2, 0), (1, 0), (0.7, 3), (0, 0)]
     ]
-    together = Sampler(hows, logits.device).pick(logits, uniforms)
-    for i, how in enumerate(hows):
-        ids, logps = Sampler([how], logits.device).pick(logits[i : i + 1], uniforms[i : i + 1])
+    together = Sampler(samplings, logits.device).pick(logits, uniforms)
+    for i, sampling in enumerate(samplings):
+        ids, logps = Sampler([sampling], logits.device).pick(logits[i : i + 1], uniforms[i : i + 1])
         assert ids[0] == together[0][i]
         assert logps[0] == together[1][i]
 
@@ -298,4 +298,4 @@ def test_the_cache_grows_with_what_is_stored() -> None:
     assert (engine._forward.store.rows, engine._forward.store.capacity) == (1, 256)
     run(sample_all(engine, [([1] * 300, Sampling(seed=i, max_tokens=10)) for i in range(3)]))
     assert (engine._forward.store.rows, engine._forward.store.capacity) == (3, 512)
-    assert CODEC.stop_ids
+    assert TOKENIZER.stop_ids

@@ -16,14 +16,14 @@ from quintain.engines.embedded.decoding import BatchForward, LayerForward, Modul
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.likelihood import LikelihoodService
 from quintain.errors import InfrastructureError, LimitReached, UsageError
-from quintain.models.tokenizer import HFCodec
+from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
 
 from .models import KINDS, byte_tokenizer, save_tiny, tiny_model
 
-CODEC = HFCodec(byte_tokenizer())
+TOKENIZER = HFTokenizer(byte_tokenizer())
 Out = TypeVar("Out")
 
 
@@ -35,7 +35,7 @@ def run(coroutine: Coroutine[Any, Any, Out]) -> Out:
 
 
 async def sample_all(engine: EmbeddedEngine, calls: Sequence[tuple[Sequence[int], Sampling]]) -> list[Sampled]:
-    return await asyncio.gather(*(engine.sample(ids, how) for ids, how in calls))
+    return await asyncio.gather(*(engine.sample(ids, sampling) for ids, sampling in calls))
 
 
 async def under_way(engine: EmbeddedEngine) -> None:
@@ -58,7 +58,7 @@ def plain_logps(model: Any, ids: Sequence[int], reply: Sequence[int], temperatur
 
 
 def engine_of(model: Any, **options: Any) -> EmbeddedEngine:
-    return EmbeddedEngine.sharing(model, CODEC, **options)
+    return EmbeddedEngine.sharing(model, TOKENIZER, **options)
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mistral"])
@@ -74,8 +74,8 @@ def test_log_probs_agree_with_a_plain_forward(kind: str, temperature: float) -> 
         (ids, Sampling(seed=i, temperature=temperature, max_tokens=rng.randint(1, 60)))
         for i, ids in enumerate(prompts(24, group=3))
     ]
-    for (ids, how), out in zip(calls, run(sample_all(engine, calls)), strict=True):
-        assert len(out.ids) == how.max_tokens or out.finish == "stop"
+    for (ids, sampling), out in zip(calls, run(sample_all(engine, calls)), strict=True):
+        assert len(out.ids) == sampling.max_tokens or out.finish == "stop"
         expected = plain_logps(model, ids, out.ids, temperature)
         assert max(abs(a - b) for a, b in zip(out.logps, expected, strict=True)) <= 1e-4
         assert out.versions == (0,) * len(out.ids)
@@ -125,10 +125,10 @@ def test_greedy_is_the_argmax_with_untempered_log_probs() -> None:
     assert out.logps == pytest.approx(plain_logps(model, [1, 2, 3], out.ids, 1.0), abs=1e-4)
 
 
-@pytest.mark.parametrize("how", [{"top_k": 3}, {"top_p": 0.3}, {"min_p": 0.6}])
-def test_truncation_keeps_the_likeliest_and_records_the_whole_distribution(how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("sampling", [{"top_k": 3}, {"top_p": 0.3}, {"min_p": 0.6}])
+def test_truncation_keeps_the_likeliest_and_records_the_whole_distribution(sampling: dict[str, Any]) -> None:
     model = tiny_model(spread=0.3)
-    calls = [([7, 8], Sampling(seed=i, max_tokens=1, **how)) for i in range(200)]
+    calls = [([7, 8], Sampling(seed=i, max_tokens=1, **sampling)) for i in range(200)]
     outs = run(sample_all(engine_of(model, slots=200), calls))
     with torch.no_grad():
         probs = model(torch.tensor([[7, 8]])).logits[0, -1].softmax(-1)
@@ -138,7 +138,7 @@ def test_truncation_keeps_the_likeliest_and_records_the_whole_distribution(how: 
         "top_k": order[:3],
         "top_p": order[before < 0.3],
         "min_p": order[probs[order] >= 0.6 * probs[order[0]]],
-    }[next(iter(how))]
+    }[next(iter(sampling))]
     assert {o.ids[0] for o in outs} == set(kept.tolist())
     assert all(o.logps[0] == pytest.approx(math.log(probs[o.ids[0]]), abs=1e-5) for o in outs)
 
@@ -156,21 +156,23 @@ def test_stop_ids_length_and_their_order() -> None:
     assert (short.finish, short.stop, short.ids) == ("length", None, free.ids[:place])
 
 
-def test_the_codecs_own_stop_ids_end_a_turn() -> None:
+def test_the_tokenizers_own_stop_ids_end_a_turn() -> None:
     engine = engine_of(tiny_model(spread=0.4))
     outs = run(sample_all(engine, [([i], Sampling(seed=i, max_tokens=400)) for i in range(40)]))
     ended = [o for o in outs if o.finish == "stop"]
     assert ended
-    assert all(o.ids[-1] == o.stop and o.stop in CODEC.stop_ids for o in ended)
-    assert all(not set(o.ids[:-1]) & set(CODEC.stop_ids) for o in outs)
+    assert all(o.ids[-1] == o.stop and o.stop in TOKENIZER.stop_ids for o in ended)
+    assert all(not set(o.ids[:-1]) & set(TOKENIZER.stop_ids) for o in outs)
 
 
 def test_stop_strings_keep_the_token_that_completes_them() -> None:
     engine = engine_of(tiny_model())
     free = run(engine.sample([1, 2], Sampling(seed=3, max_tokens=60)))
-    place = next(i for i in range(6, 60) if "\N{REPLACEMENT CHARACTER}" not in CODEC.decode(free.ids[i - 1 : i + 1]))
-    stop = CODEC.decode(free.ids[place - 1 : place + 1])
-    assert stop not in CODEC.decode(free.ids[:place])
+    place = next(
+        i for i in range(6, 60) if "\N{REPLACEMENT CHARACTER}" not in TOKENIZER.decode(free.ids[i - 1 : i + 1])
+    )
+    stop = TOKENIZER.decode(free.ids[place - 1 : place + 1])
+    assert stop not in TOKENIZER.decode(free.ids[:place])
     calls = [
         ([1, 2], Sampling(seed=3, max_tokens=60, stop=("never seen", stop))),
         ([5], Sampling(seed=1, max_tokens=60)),
@@ -213,11 +215,11 @@ def test_scoring_agrees_with_sampling(kind: str, temperature: float) -> None:
 def test_likelihood_takes_messages_text_and_ids() -> None:
     engine = engine_of(tiny_model())
     service = LikelihoodService(engine=engine)
-    text = CODEC.render([Message("user", "hi")])
-    replies = [run(service.logprobs(p, "yes")) for p in ([Message("user", "hi")], text, CODEC.encode(text))]
+    text = TOKENIZER.render([Message("user", "hi")])
+    replies = [run(service.logprobs(p, "yes")) for p in ([Message("user", "hi")], text, TOKENIZER.encode(text))]
     assert replies[0] == replies[1] == replies[2]
-    ids = CODEC.encode("yes")
-    assert replies[0] == pytest.approx(plain_logps(engine._module, CODEC.encode(text), ids, 1.0), abs=1e-4)
+    ids = TOKENIZER.encode("yes")
+    assert replies[0] == pytest.approx(plain_logps(engine._module, TOKENIZER.encode(text), ids, 1.0), abs=1e-4)
     with pytest.raises(UsageError, match="no token log-probs"):
         LikelihoodService(engine=object())
 
@@ -283,7 +285,7 @@ def test_nan_logits_are_a_failure_not_a_sample_and_the_engine_lives_on() -> None
 
 def test_a_model_folder_is_enough(tmp_path: Path) -> None:
     engine = EmbeddedEngine(str(save_tiny(tmp_path, "llama")), dtype="auto", slots=4)
-    prompt = CODEC.encode(CODEC.render([Message("user", "hi")]))
+    prompt = TOKENIZER.encode(TOKENIZER.render([Message("user", "hi")]))
     assert len(run(engine.sample(prompt, Sampling(seed=1, max_tokens=8))).ids) == 8
     with pytest.raises(UsageError, match="samples tokens"):
         run(engine.reply([Message("user", "hi")], (), Sampling()))
@@ -316,9 +318,9 @@ def test_others_keep_their_gradients_while_the_engine_works() -> None:
                 await asyncio.sleep(0)
 
         watcher = asyncio.create_task(watch())
-        how = Sampling(max_tokens=8)
+        sampling = Sampling(max_tokens=8)
         scores = asyncio.gather(*(engine.score([1, 2, 3, 4 + i], 1) for i in range(3)))
-        await sample_all(engine, [(ids, how.but(seed=i)) for i, ids in enumerate(prompts(6))])
+        await sample_all(engine, [(ids, sampling.replace(seed=i)) for i, ids in enumerate(prompts(6))])
         await scores
         seen.append(torch.is_grad_enabled())
         watcher.cancel()

@@ -16,7 +16,7 @@ from quintain.evaluation.evaluation import tasks_of
 from quintain.interfaces.environment import yielded
 from quintain.registry.binding import bind
 from quintain.registry.lookup import load
-from quintain.rollouts.runner import Job, Setting, run_episode
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode
 from quintain.testing import rollout
 from quintain.tracebacks import place_of, said_by
 from quintain.training.tasks import Curriculum
@@ -115,9 +115,9 @@ def test_demonstrations(mistaken: type[Environment[Any, Any]]) -> None:
 def test_rollout(mistaken: type[Environment[Any, Any]]) -> None:
     """The line is the author's, not that of the library which it called."""
     environment = mistaken()
-    job = Job(environment=environment, task=Task(prompt="?"), members=1)
-    played = asyncio.run(run_episode(job, 0, Setting(engine=ControlEngine(environment, "nop"))))
-    assert played.ending.reason == (
+    request = RolloutRequest(environment=environment, task=Task(prompt="?"), group_size=1)
+    played = asyncio.run(run_episode(request, 0, RolloutContext(engine=ControlEngine(environment, "nop"))))
+    assert played.termination.reason == (
         "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
         f"(mistakes.py, line {line('json.loads')})"
     )

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.evaluation.estimates import Vote, cons_at_k, default_ks, mean, pass_at_k, proportion, wilson
+from quintain.evaluation.estimates import Answer, cons_at_k, default_ks, mean, pass_at_k, proportion, wilson
 
-votes_strategy = st.lists(
+answers_strategy = st.lists(
     st.tuples(st.sampled_from(["a", "b", "c", "d", None]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=8
 )
 
 
-def enumerated_cons(votes: list[Vote], k: int) -> float:
+def enumerated_cons(answers: list[Answer], k: int) -> float:
     """Mean over every subset of k samples of how right the winners are, straight from the definition."""
-    right = {a: [v for b, v in votes if b == a] for a, _ in votes}
+    right = {a: [v for b, v in answers if b == a] for a, _ in answers}
     total, n = 0.0, 0
-    for subset in itertools.combinations(votes, k):
+    for subset in itertools.combinations(answers, k):
         n += 1
         cast = [a for a, _ in subset if a is not None]
         if cast:
@@ -39,19 +39,19 @@ def test_pass_at_k_is_the_mean_over_all_subsets(right: list[bool], data: st.Data
     assert pass_at_k(len(right), sum(right), k) == pytest.approx(expected, abs=1e-12)
 
 
-@given(votes_strategy, st.data())
+@given(answers_strategy, st.data())
 @settings(max_examples=150, deadline=None)
-def test_cons_at_k_is_the_mean_over_all_subsets(votes: list[Vote], data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, len(votes)))
-    assert cons_at_k(votes, k) == pytest.approx(enumerated_cons(votes, k), abs=1e-12)
+def test_cons_at_k_is_the_mean_over_all_subsets(answers: list[Answer], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(answers)))
+    assert cons_at_k(answers, k) == pytest.approx(enumerated_cons(answers, k), abs=1e-12)
 
 
-@given(votes_strategy, st.randoms(use_true_random=False), st.data())
+@given(answers_strategy, st.randoms(use_true_random=False), st.data())
 @settings(deadline=None)
-def test_cons_at_k_does_not_depend_on_the_order(votes: list[Vote], rng: Random, data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, len(votes)))
-    shuffled = rng.sample(votes, len(votes))
-    assert cons_at_k(shuffled, k) == pytest.approx(cons_at_k(votes, k), abs=1e-12)
+def test_cons_at_k_does_not_depend_on_the_order(answers: list[Answer], rng: Random, data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(answers)))
+    shuffled = rng.sample(answers, len(answers))
+    assert cons_at_k(shuffled, k) == pytest.approx(cons_at_k(answers, k), abs=1e-12)
 
 
 def test_known_values() -> None:
@@ -65,9 +65,9 @@ def test_known_values() -> None:
 
 
 def test_cons_at_k_of_many_samples_is_quick_and_sane() -> None:
-    votes: list[Vote] = [("right", 1.0)] * 24 + [(f"wrong {i % 20}", 0.0) for i in range(40)]
-    assert cons_at_k(votes, 64) == 1.0
-    assert 24 / 64 < cons_at_k(votes, 8) < cons_at_k(votes, 32) <= 1.0
+    answers: list[Answer] = [("right", 1.0)] * 24 + [(f"wrong {i % 20}", 0.0) for i in range(40)]
+    assert cons_at_k(answers, 64) == 1.0
+    assert 24 / 64 < cons_at_k(answers, 8) < cons_at_k(answers, 32) <= 1.0
 
 
 @pytest.mark.parametrize("samples, right, k", [(4, 1, 0), (4, 1, 5), (4, 5, 1), (0, 0, 1), (4, -1, 1)])

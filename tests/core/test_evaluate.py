@@ -92,7 +92,7 @@ def test_estimates_are_those_of_the_rollouts() -> None:
     expected = [cons_at_k([(r.reply, r.reply == str(g.task.answer)) for r in g.rollouts], 8) for g in e.groups]
     assert cons is not None and cons.value == pytest.approx(sum(expected) / 6)
     assert list(e.estimates()) == ["pass@1", "pass@4", "pass@8", "cons@4", "cons@8"]
-    assert e.endings == {"finished": 48} and e.failed == 0
+    assert e.terminations == {"finished": 48} and e.failed == 0
     assert e.tokens == pytest.approx(sum(len(r.reply) + 1 for r in e.rollouts) / 48)
 
 
@@ -107,8 +107,8 @@ def test_the_same_seed_gives_the_same_evaluation_whatever_runs_beside_it() -> No
 
 
 def test_greedy_is_the_default_for_one_sample() -> None:
-    assert measured(Doubling()).how == Sampling(temperature=0.0)
-    assert measured(Doubling(), samples=2).how == Sampling(temperature=1.0)
+    assert measured(Doubling()).sampling == Sampling(temperature=0.0)
+    assert measured(Doubling(), samples=2).sampling == Sampling(temperature=1.0)
 
 
 def test_failures_are_left_out_and_counted() -> None:
@@ -118,7 +118,7 @@ def test_failures_are_left_out_and_counted() -> None:
     assert [t.samples for t in e.results] == [0, 0, 3, 4, 4, 4]
     assert [t.failed for t in e.results] == [4, 4, 1, 0, 0, 0]
     assert e.failed == 9 / 24
-    assert e.endings == {"finished": 15, "infrastructure_error": 9}
+    assert e.terminations == {"finished": 15, "infrastructure_error": 9}
     # What is left is what the same rollouts say without the failures; the two lost tasks count nowhere.
     expected = [t.right / 4 for t in clean.results[3:]]
     third = sum(r.reply == str(r.task.answer) for r in clean.groups[2].rollouts[1:]) / 3
@@ -152,7 +152,7 @@ def test_faults_of_the_policy_do_count() -> None:
 
     e = measured(Strict(), samples=2)
     right = sum(r.reply == str(r.task.answer) for r in e.rollouts)
-    assert e.endings == {"finished": right, "policy_fault": 12 - right}
+    assert e.terminations == {"finished": right, "policy_fault": 12 - right}
     assert e.accuracy is not None and e.accuracy.value == pytest.approx(right / 12)
 
 
@@ -348,7 +348,7 @@ def test_eval_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["interval"] == pytest.approx(wilson(1, 5))
     assert (found["environment"], found["split"], found["engine"]) == ("doubling", "test", "@oracle")
     assert (found["tasks"], found["rollouts"], found["failed"]) == (5, 20, 0)
-    assert found["endings"] == {"finished": 20}
+    assert found["terminations"] == {"finished": 20}
     assert err == "", "what takes a moment needs no progress"
 
 
@@ -486,7 +486,7 @@ def test_eval_writes_rollouts(capsys: pytest.CaptureFixture[str], tmp_path: Path
     assert called(capsys, "doubling", "-e", "@oracle", "-n", "3", "--out", str(lines))[0] == 0
     rollouts = [Rollout.from_json(json.loads(line)) for line in lines.read_text().splitlines()]
     assert [r.reply for r in rollouts] == ["400", "402", "404"]
-    assert all(r.verdict is not None and r.verdict.total == 1 for r in rollouts)
+    assert all(r.outcome is not None and r.outcome.total == 1 for r in rollouts)
     parquet = pytest.importorskip("pyarrow.parquet", reason="Parquet needs quintain[train]")
     assert called(capsys, "doubling", "-e", "@oracle", "-n", "3", "--out", str(table))[0] == 0
     assert parquet.read_table(table)["reply"].to_pylist() == ["400", "402", "404"]

@@ -15,27 +15,27 @@ import pytest
 from quintain.evaluation.evaluation import Evaluation
 from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
 from quintain.training.storage import plain
-from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
+from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
-from quintain.types.transcript import Branch, Source, Transcript
+from quintain.types.transcript import Branch, TokenSource, Transcript
 
 from .everything import played, settings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 
 
-def rollout(verdict: float | None = 1.0, tokens: int = 4, **fields: Any) -> Rollout[Task, None]:
-    score = None if verdict is None else Score(value=verdict, parts={"found": verdict})
-    return Rollout(task=Task(prompt="?"), turns=(Turn(text="x", tokens=tokens),), verdict=score, **fields)
+def rollout(outcome: float | None = 1.0, tokens: int = 4, **fields: Any) -> Rollout[Task, None]:
+    score = None if outcome is None else Score(value=outcome, parts={"found": outcome})
+    return Rollout(task=Task(prompt="?"), turns=(Turn(text="x", tokens=tokens),), outcome=score, **fields)
 
 
-def failure(kind: EndingKind = EndingKind.TIMEOUT) -> Rollout[Task, None]:
-    return rollout(None, ending=Ending(kind, "late", 2))
+def failure(kind: TerminationKind = TerminationKind.TIMEOUT) -> Rollout[Task, None]:
+    return rollout(None, termination=Termination(kind, "late", 2))
 
 
-def group(*members: Rollout[Task, None], environment: str = "a") -> Group[Task, None]:
-    return Group(task=Task(prompt="?"), rollouts=members, environment=environment)
+def group(*rollouts: Rollout[Task, None], environment: str = "a") -> Group[Task, None]:
+    return Group(task=Task(prompt="?"), rollouts=rollouts, environment=environment)
 
 
 def evaluation(*groups: Group[Task, None], environment: str = "a") -> Evaluation:
@@ -45,24 +45,24 @@ def evaluation(*groups: Group[Task, None], environment: str = "a") -> Evaluation
         engine="e",
         groups=groups,
         samples=1,
-        how=Sampling(temperature=0),
+        sampling=Sampling(temperature=0),
         seed=0,
         seconds=1.0,
         ks=(1,),
     )
 
 
-def test_rewards_lengths_and_endings() -> None:
-    cut = Ending(EndingKind.TRUNCATED, "tokens")
+def test_rewards_lengths_and_terminations() -> None:
+    cut = Termination(TerminationKind.TRUNCATED, "tokens")
     groups = [
-        group(rollout(1.0, 4, metrics={"tries": 2.0}), rollout(0.0, 8, ending=cut)),
-        group(rollout(1.0, 6), failure(), failure(EndingKind.INFRASTRUCTURE_ERROR)),
+        group(rollout(1.0, 4, metrics={"tries": 2.0}), rollout(0.0, 8, termination=cut)),
+        group(rollout(1.0, 6), failure(), failure(TerminationKind.INFRASTRUCTURE_ERROR)),
     ]
     m = step_metrics(groups, seconds={"rollouts": 2.0, "update": 1.0})
-    assert m["reward.mean"] == m["reward.verdict.mean"] == m["success"] == pytest.approx(2 / 3)
+    assert m["reward.mean"] == m["reward.outcome.mean"] == m["success"] == pytest.approx(2 / 3)
     assert m["reward.spread"] == pytest.approx((2 / 9) ** 0.5)
     assert (m["length.mean"], m["length.right"], m["length.wrong"], m["length.max"]) == (6, 5, 8, 8)
-    assert (m["ending.finished"], m["ending.truncated"], m["ending.timeout"]) == (2, 1, 1)
+    assert (m["termination.finished"], m["termination.truncated"], m["termination.timeout"]) == (2, 1, 1)
     assert m["truncated"] == pytest.approx(1 / 3)
     assert m["failed"] == pytest.approx(2 / 5)
     assert m["retried"] == pytest.approx(2 / 5)
@@ -81,7 +81,7 @@ def test_a_failure_never_counts_as_a_zero() -> None:
         assert with_failures[name] == without[name]
 
 
-def test_zero_variance_reads_the_verdict_only_and_is_split() -> None:
+def test_zero_variance_reads_the_outcome_only_and_is_split() -> None:
     shaped = rollout(1.0, shaping=Score(value=0.5))
     groups = [
         group(shaped, rollout(1.0)),
@@ -90,19 +90,19 @@ def test_zero_variance_reads_the_verdict_only_and_is_split() -> None:
         group(rollout(0.0), rollout(1.0)),
         group(failure()),
     ]
-    m = step_metrics(groups, refused={"zero variance": 3, "too few valid members": 1})
+    m = step_metrics(groups, rejected={"zero variance": 3, "too few valid samples": 1})
     assert m["zero_variance"] == 0.75
     assert m["zero_variance.all_right"] == m["zero_variance.all_wrong"] == 0.25
     assert m["groups"] == 5
-    assert m["groups.refused"] == 4
-    assert m["groups.refused.zero_variance"] == 3
+    assert m["groups.rejected"] == 4
+    assert m["groups.rejected.zero_variance"] == 3
 
 
 def test_parts_of_rewards() -> None:
     both = Score(value=1.5, parts={"found": 1.0, "tags": 0.5})
     one = Score(value=0.0, parts={"found": 0.0, "tags": 0.0})
     brief = Score(value=0.2, parts={"brevity": 0.2})
-    groups = [group(rollout(None).but(verdict=both, shaping=brief), rollout(None).but(verdict=one))]
+    groups = [group(rollout(None).replace(outcome=both, shaping=brief), rollout(None).replace(outcome=one))]
     m = step_metrics(groups)
     assert (m["reward.part.found.mean"], m["reward.part.found.spread"]) == (0.5, 0.5)
     assert m["reward.part.tags.mean"] == 0.25
@@ -128,11 +128,11 @@ def said(*logps: float, right: bool = True, prompt: int = 2) -> Rollout[Task, No
     """A rollout whose tokens were sampled with *logps*, after a prompt."""
     branch = Branch(
         ids=tuple(range(prompt + len(logps))),
-        sources=(int(Source.PROMPT),) * prompt + (int(Source.MODEL),) * len(logps),
+        sources=(int(TokenSource.PROMPT),) * prompt + (int(TokenSource.MODEL),) * len(logps),
         logps=(0.0,) * prompt + logps,
         versions=(-1,) * prompt + (0,) * len(logps),
     )
-    return rollout(float(right)).but(transcripts={"": Transcript(branches=(branch,))})
+    return rollout(float(right)).replace(transcripts={"": Transcript(branches=(branch,))})
 
 
 def test_confidence_is_the_geometric_mean_probability() -> None:
@@ -165,8 +165,8 @@ def test_calibration_error_against_its_definition() -> None:
 def test_a_token_of_a_later_branch_counts_once() -> None:
     """Branches share their prefix by reference; what was sampled there is in one of them only."""
     first = said(-1.0, -2.0).transcripts[""].branches[0]
-    later = Branch(parent=0, fork=3, ids=(7,), sources=(int(Source.MODEL),), logps=(-6.0,), versions=(0,))
-    both = rollout().but(transcripts={"": Transcript(branches=(first, later))})
+    later = Branch(parent=0, fork=3, ids=(7,), sources=(int(TokenSource.MODEL),), logps=(-6.0,), versions=(0,))
+    both = rollout().replace(transcripts={"": Transcript(branches=(first, later))})
     assert confidence([both])["entropy.sampled"] == pytest.approx(3.0)
 
 

@@ -1,5 +1,6 @@
-"""What no row may depend on: the cut into micro-batches, padding, layout, ids of padding and of stops, tokens that do
-not train; and what every row must do exactly: ratios of 1 on the first pass, nothing for groups without signal, resume.
+"""What no algorithm may depend on: the cut into micro-batches, padding, layout, ids of padding and of stops, tokens
+that do not train; and what every algorithm must do exactly: ratios of 1 on the first pass, nothing for groups without
+signal, resume.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import torch
 from torch import Tensor
 
 from quintain.errors import RunError
-from quintain.interfaces.algorithm import KL, Row
-from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.learning.loss import weighted_sum
-from quintain.learning.microbatch import Columns
+from quintain.interfaces.algorithm import KL, Algorithm
+from quintain.learning import ALGORITHMS, Batch, Learner, Sample
+from quintain.learning.loss import weighted_loss
+from quintain.learning.loss_inputs import LossInputs
+from quintain.learning.microbatch import FlatTokens
 from quintain.learning.pieces.advantages import Step
-from quintain.learning.terms import Terms
 from quintain.types.transcript import TrainingSequence
 
 from . import batches
@@ -29,13 +30,13 @@ from .rows import ROWS as KNOWN
 ROWS = list(KNOWN.values())
 if "gspo" in KNOWN:  # `quintain-algorithms` is installed
     ROWS += [
-        KNOWN["grpo"].but(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
-        KNOWN["gspo"].but(name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True),
-        KNOWN["dr_grpo"].but(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
-        KNOWN["dvp"].but(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
+        KNOWN["grpo"].replace(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
+        KNOWN["gspo"].replace(name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True),
+        KNOWN["dr_grpo"].replace(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
+        KNOWN["dvp"].replace(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
     ]
 CLOSE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
-every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+every_algorithm = pytest.mark.parametrize("algorithm", ROWS, ids=lambda algorithm: algorithm.name)
 
 
 @cache
@@ -47,7 +48,7 @@ def model(kind: str = "qwen3", seed: int = 0) -> Any:
 @cache
 def batch(kind: str = "qwen3") -> Batch:
     """Two groups of three, ragged; one reply has turns with scores, one was cut short; log-probs near the policy's."""
-    made = batches.batch(groups=2, members=3, vocab=24, longest=7, rewards=[0.0, 1.0, 0.3])
+    made = batches.batch(groups=2, group_size=3, vocab=24, longest=7, rewards=[0.0, 1.0, 0.3])
     exact = Learner(copy.deepcopy(model(kind))).logprobs(made).tolist()
     samples = []
     for i, sample in enumerate(made.samples):
@@ -67,10 +68,12 @@ def batch(kind: str = "qwen3") -> Batch:
     return replace(made, samples=tuple(samples))
 
 
-def gradients(row: Row, held: Batch, *, kind: str = "qwen3", lr: float = 0.02, **options: Any) -> list[Tensor]:
+def gradients(
+    algorithm: Algorithm, held: Batch, *, kind: str = "qwen3", lr: float = 0.02, **options: Any
+) -> list[Tensor]:
     """Of all updates of a step, unclipped, flat. ref is another model."""
     options = {"max_grad_norm": 0.0, "lr": lr, "reference": copy.deepcopy(model(kind, 1))} | options
-    learner = Learner(copy.deepcopy(model(kind)), row, **options)
+    learner = Learner(copy.deepcopy(model(kind)), algorithm, **options)
     found: list[Tensor] = []
 
     def note(*_: Any) -> None:
@@ -87,31 +90,35 @@ def assert_equal(got: list[Tensor], want: list[Tensor], **tolerance: float) -> N
         torch.testing.assert_close(a, b, **(tolerance or CLOSE))
 
 
-@every_row
-def test_cut_padding_and_layout(row: Row) -> None:
+@every_algorithm
+def test_cut_padding_and_layout(algorithm: Algorithm) -> None:
     """Two epochs, so that the second is off-policy: every sample alone, groups in parts, all together; padded or shared
     starts.
     """
-    row = row.but(epochs=2)
-    whole = gradients(row, batch(), token_budget=10**6)
+    algorithm = algorithm.replace(epochs=2)
+    whole = gradients(algorithm, batch(), token_budget=10**6)
     assert all(g.abs().max() > 1e-6 for g in whole)
     for budget in (1, 25):
-        assert_equal(gradients(row, batch(), token_budget=budget), whole, **CLOSE)
-    # Padded rows go through transformers' own norms, which round to float32 even in float64.
-    padded = gradients(row.but(epochs=1), batch(), layout="bucketed")
+        assert_equal(gradients(algorithm, batch(), token_budget=budget), whole, **CLOSE)
+    # Padded algorithms go through transformers' own norms, which round to float32 even in float64.
+    padded = gradients(algorithm.replace(epochs=1), batch(), layout="bucketed")
     assert_equal(padded, whole[:1], rtol=1e-4, atol=1e-6)
 
 
-@every_row
-def test_order_of_samples_inside_the_batch(row: Row) -> None:
+@every_algorithm
+def test_order_of_samples_inside_the_batch(algorithm: Algorithm) -> None:
     order = [3, 0, 5, 1, 4, 2]
-    assert_equal(gradients(row.but(epochs=1), batch().only(order)), gradients(row.but(epochs=1), batch()), **CLOSE)
+    assert_equal(
+        gradients(algorithm.replace(epochs=1), batch().only(order)),
+        gradients(algorithm.replace(epochs=1), batch()),
+        **CLOSE,
+    )
 
 
-@every_row
-def test_ids_of_stops_and_of_padding_are_nothing_special(row: Row) -> None:
+@every_algorithm
+def test_ids_of_stops_and_of_padding_are_nothing_special(algorithm: Algorithm) -> None:
     """Tokens renamed, so that a reply ends with the id that pads (0) and others with other stops: with the embedding's
-    rows renamed too, the gradient is the same, renamed.
+    algorithms renamed too, the gradient is the same, renamed.
     """
     held = batch()
     last = held.samples[0].sequences[0].ids[-1]
@@ -123,7 +130,7 @@ def test_ids_of_stops_and_of_padding_are_nothing_special(row: Row) -> None:
     other = replace(held, samples=tuple(replace(s, sequences=tuple(map(renamed, s.sequences))) for s in held.samples))
     ends = {s.sequences[0].ids[-1] for s in other.samples}
     assert 0 in ends and len(ends) > 2
-    for layout in ("shared", "bucketed") if row.name in ("grpo", "gspo", "dvp") else ("shared",):
+    for layout in ("shared", "bucketed") if algorithm.name in ("grpo", "gspo", "dvp") else ("shared",):
         found = []
         for used, moved in ((held, False), (other, True)):
             module, reference = copy.deepcopy(model()), copy.deepcopy(model("qwen3", 1))
@@ -131,36 +138,36 @@ def test_ids_of_stops_and_of_padding_are_nothing_special(row: Row) -> None:
                 weight = one.get_input_embeddings().weight.data  # tied to the head
                 weight[shift] = weight.clone()
             options: dict[str, Any] = {"lr": 0.0, "max_grad_norm": 0.0, "layout": layout}
-            Learner(module, row.but(epochs=1), reference=reference, **options).step(used)
+            Learner(module, algorithm.replace(epochs=1), reference=reference, **options).step(used)
             by_embedding = module.get_input_embeddings().weight.grad
             found.append(by_embedding[shift] if moved else by_embedding)
         torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
 
 
-RELATIVE = [row for row in ROWS if row.name != "sft" and not row.kl.active]
+RELATIVE = [algorithm for algorithm in ROWS if algorithm.name != "sft" and not algorithm.kl.active]
 
 
-@pytest.mark.parametrize("row", RELATIVE, ids=lambda row: row.name)
-def test_groups_without_signal_give_exactly_nothing(row: Row) -> None:
+@pytest.mark.parametrize("algorithm", RELATIVE, ids=lambda algorithm: algorithm.name)
+def test_groups_without_signal_give_exactly_nothing(algorithm: Algorithm) -> None:
     """Equal rewards, and groups of one: no gradient at all, skipped or not."""
-    row = row.but(overlong=0.0, epochs=1)
+    algorithm = algorithm.replace(overlong=0.0, epochs=1)
     equal = replace(
         batch(),
-        samples=tuple(replace(s, verdict=0.7, shaping=0.0, turns=(), turn_scores=()) for s in batch().samples),
+        samples=tuple(replace(s, outcome=0.7, shaping=0.0, turns=(), turn_scores=()) for s in batch().samples),
     )
     alone = replace(equal, samples=tuple(replace(s, group=i) for i, s in enumerate(equal.samples)))
     for held in (equal, alone):
-        (found,) = gradients(row, held, skip_idle=False)
+        (found,) = gradients(algorithm, held, skip_idle=False)
         assert not found.any()
-    assert not any(g.any() for g in gradients(row, alone))  # or no update at all
+    assert not any(g.any() for g in gradients(algorithm, alone))  # or no update at all
 
 
-@every_row
-def test_ratio_is_exactly_one_on_the_first_pass(row: Row) -> None:
+@every_algorithm
+def test_ratio_is_exactly_one_on_the_first_pass(algorithm: Algorithm) -> None:
     """In float32 too, and of several micro-batches; so nothing is clipped before the first update."""
     module = copy.deepcopy(model()).float()
-    row = row.but(epochs=1, anchor="prox")
-    metrics = Learner(module, row, token_budget=25).step(batch())
+    algorithm = algorithm.replace(epochs=1, ratio_to="prox")
+    metrics = Learner(module, algorithm, token_budget=25).step(batch())
     assert metrics["ratio.min"] == metrics["ratio.mean"] == metrics["ratio.max"] == 1.0
     assert metrics.get("clip.low", 0.0) == metrics.get("clip.high", 0.0) == 0.0
 
@@ -169,19 +176,19 @@ def observed(sample: Sample) -> Sample:
     """With tokens between, before and after the sampled ones that do not train."""
     (row,) = sample.sequences
     start = row.mask.index(True)
-    columns: dict[str, list[Any]] = {"ids": [], "mask": [], "logps": [], "versions": []}
+    flat_tokens: dict[str, list[Any]] = {"ids": [], "mask": [], "logps": [], "versions": []}
     for k, trains in enumerate(row.mask):
         if k > start and (k - start) % 2:
             for name, value in (("ids", 3), ("mask", False), ("logps", 0.0), ("versions", -1)):
-                columns[name] += [value] * 2
-        for name in columns:
-            columns[name].append(getattr(row, name)[k])
+                flat_tokens[name] += [value] * 2
+        for name in flat_tokens:
+            flat_tokens[name].append(getattr(row, name)[k])
         assert trains == (k >= start)
-    return replace(sample, sequences=(TrainingSequence(**{name: tuple(x) for name, x in columns.items()}),))
+    return replace(sample, sequences=(TrainingSequence(**{name: tuple(x) for name, x in flat_tokens.items()}),))
 
 
-@every_row
-def test_observations_change_neither_advantages_nor_the_loss_over_fixed_log_probs(row: Row) -> None:
+@every_algorithm
+def test_observations_change_neither_advantages_nor_the_loss_over_fixed_log_probs(algorithm: Algorithm) -> None:
     """Terms, advantages and weights of a batch with and without observation tokens, the log-probs held fixed."""
     plain = batch()
     gaps = replace(plain, samples=tuple(map(observed, plain.samples)))
@@ -192,38 +199,38 @@ def test_observations_change_neither_advantages_nor_the_loss_over_fixed_log_prob
     top = torch.rand(2, n, 3, generator=draw, dtype=torch.float64).softmax(-1).log()
     found = []
     for held in (plain, gaps):
-        columns = Columns(batch=held)
+        flat_tokens = FlatTokens(batch=held)
         statistics = {"prox_logp": prox, "ref_logp": ref, "square": torch.full((n,), 0.4, dtype=torch.float64)}
         rewards = tuple(s.total for s in held.samples)
         step = Step(batch=held, rewards=rewards, statistics=statistics)
-        value = row.advantage(step)
-        advantage = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)[columns.sample]
-        weight = torch.tensor(row.aggregation(held), dtype=torch.float64)[columns.sample]
+        value = algorithm.advantage(step)
+        advantage = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)[flat_tokens.sample]
+        weight = torch.tensor(algorithm.aggregation(held), dtype=torch.float64)[flat_tokens.sample]
         leaf = logp.clone().requires_grad_()
-        terms = Terms(
+        terms = LossInputs(
             logp=leaf,
-            mu_logp=columns.mu_logp,
+            mu_logp=flat_tokens.mu_logp,
             prox_logp=prox,
             ref_logp=ref,
             advantage=advantage,
             entropy=torch.zeros(n),
-            sample=columns.sample,
+            sample=flat_tokens.sample,
             group=torch.tensor([s.group for s in held.samples]),
-            anchor=row.anchor,
+            ratio_to=algorithm.ratio_to,
             statistics={
                 "top_logp": top[0],
                 "prox_top_logp": top[1],
                 "prox_top_has": torch.zeros(n, dtype=torch.bool),
             },
         )
-        loss = weighted_sum(row, terms, weight).loss
+        loss = weighted_loss(algorithm, terms, weight).loss
         found.append((advantage, weight, loss, torch.autograd.grad(loss, leaf)[0]))
     for a, b in zip(*found, strict=True):
         assert torch.equal(a, b)
 
 
-@every_row
-def test_derivative_is_exactly_zero_at_places_that_do_not_train(row: Row) -> None:
+@every_algorithm
+def test_derivative_is_exactly_zero_at_places_that_do_not_train(algorithm: Algorithm) -> None:
     """A last observation, which no trained token follows, reaches the loss in no way at all: were its place scored, or
     read as context, its embedding would have a gradient.
     """
@@ -238,30 +245,33 @@ def test_derivative_is_exactly_zero_at_places_that_do_not_train(row: Row) -> Non
         )
         samples.append(replace(sample, sequences=(longer,)))
     module = copy.deepcopy(model("llama"))
-    learner = Learner(module, row.but(epochs=1), lr=0.0, max_grad_norm=0.0, reference=copy.deepcopy(module))
+    learner = Learner(module, algorithm.replace(epochs=1), lr=0.0, max_grad_norm=0.0, reference=copy.deepcopy(module))
     learner.step(replace(held, samples=tuple(samples)))
     by_embedding = module.get_input_embeddings().weight.grad
     assert not by_embedding[tail].any()
     assert by_embedding.any()
 
 
-@every_row
-def test_skipping_idle_samples_changes_no_gradient(row: Row) -> None:
+@every_algorithm
+def test_skipping_idle_samples_changes_no_gradient(algorithm: Algorithm) -> None:
     """One group has equal rewards; two epochs."""
     held = replace(
         batch(),
-        samples=tuple(replace(s, verdict=0.7, turns=(), turn_scores=()) if s.group else s for s in batch().samples),
+        samples=tuple(replace(s, outcome=0.7, turns=(), turn_scores=()) if s.group else s for s in batch().samples),
     )
-    row = row.but(epochs=2, overlong=0.0)
-    assert_equal(gradients(row, held, skip_idle=True), gradients(row, held, skip_idle=False), **CLOSE)
+    algorithm = algorithm.replace(epochs=2, overlong=0.0)
+    assert_equal(gradients(algorithm, held, skip_idle=True), gradients(algorithm, held, skip_idle=False), **CLOSE)
 
 
 @pytest.mark.parametrize(
-    "row, precision",
-    [*((row, "float32") for row in ROWS), (PRESETS["reinforce"].but(name="ema", advantage="ema"), "fp16")],
+    "algorithm, precision",
+    [
+        *((algorithm, "float32") for algorithm in ROWS),
+        (ALGORITHMS["reinforce"].replace(name="ema", advantage="ema"), "fp16"),
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
-def test_resume_is_bitwise(row: Row, precision: str) -> None:
+def test_resume_is_bitwise(algorithm: Algorithm, precision: str) -> None:
     """Three steps at once; or one, its state, and two more in a new learner of other weights."""
     steps = [
         replace(batch(), samples=tuple(replace(s, shaping=0.1 * k * i) for i, s in enumerate(batch().samples)))
@@ -270,7 +280,7 @@ def test_resume_is_bitwise(row: Row, precision: str) -> None:
 
     def learner(seed: int) -> Learner:
         module = copy.deepcopy(model("qwen3", seed)).float()
-        return Learner(module, row, lr=1e-2, warmup_steps=5, precision=precision)  # type: ignore[arg-type]
+        return Learner(module, algorithm, lr=1e-2, warmup_steps=5, precision=precision)  # type: ignore[arg-type]
 
     straight = learner(0)
     told = [straight.step(one) for one in steps]
@@ -303,7 +313,7 @@ def assert_same_state(a: Any, b: Any) -> None:
 
 def fp16_learner(**options: Any) -> Learner:
     module = copy.deepcopy(model()).float()
-    return Learner(module, PRESETS["rloo"], **({"lr": 1e-2, "precision": "fp16"} | options))
+    return Learner(module, ALGORITHMS["rloo"], **({"lr": 1e-2, "precision": "fp16"} | options))
 
 
 def test_fp16_trains() -> None:
@@ -315,7 +325,7 @@ def test_fp16_trains() -> None:
     assert {p.dtype for p in learner.module.parameters()} == {torch.float32}
     assert metrics["updates"] == 1.0
     assert metrics["updates.skipped"] == 0.0
-    sample = Columns(batch=batch()).sample
+    sample = FlatTokens(batch=batch()).sample
     best = torch.tensor([s.total == 1.0 for s in batch().samples])[sample]
     assert (learner.logprobs(batch()) - before)[best].mean() > 0.5
     grads = []

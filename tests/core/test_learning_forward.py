@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from quintain.errors import UsageError
-from quintain.models.forward import Bundle, Forward, Row, shared_start
+from quintain.models.forward import Forward, PrefixGroup, TokenSequence, shared_start
 
 from .models import KINDS, tiny_model
 
@@ -19,7 +19,7 @@ IDS = st.integers(0, 259)
 
 
 @st.composite
-def bundles(draw: st.DrawFn) -> list[list[Row]]:
+def prefix_groups(draw: st.DrawFn) -> list[list[TokenSequence]]:
     out = []
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.lists(IDS, min_size=0, max_size=6))
@@ -27,21 +27,21 @@ def bundles(draw: st.DrawFn) -> list[list[Row]]:
         for _ in range(draw(st.integers(1, 3))):
             ids = start + draw(st.lists(IDS, min_size=2, max_size=6))
             places = draw(st.sets(st.integers(1, len(ids) - 1), min_size=1))
-            rows.append(Row(ids, sorted(places)))
+            rows.append(TokenSequence(ids, sorted(places)))
         out.append(rows)
     return out
 
 
-def outcome(forward: Forward, bundles: Sequence[Bundle], temperature: float = 0.7) -> tuple[Tensor, Tensor]:
+def outcome(forward: Forward, prefix_groups: Sequence[PrefixGroup], temperature: float = 0.7) -> tuple[Tensor, Tensor]:
     """Log-probs, and the gradient of a fixed mix of them with respect to all weights."""
     forward.module.zero_grad()
-    logp = forward.statistics(bundles, temperature=temperature).logp
+    logp = forward.statistics(prefix_groups, temperature=temperature).logp
     (logp * torch.arange(1, len(logp) + 1)).sum().backward()
     return logp.detach(), torch.cat([p.grad.flatten() for p in forward.module.parameters() if p.grad is not None])
 
 
-def one_by_one(bundles: Sequence[Bundle]) -> list[Bundle]:
-    return [[row] for bundle in bundles for row in bundle]
+def one_by_one(prefix_groups: Sequence[PrefixGroup]) -> list[PrefixGroup]:
+    return [[row] for prefix_group in prefix_groups for row in prefix_group]
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen2", "llama"])
@@ -50,8 +50,8 @@ def exact(request: pytest.FixtureRequest) -> Forward:
 
 
 @settings(max_examples=8, deadline=None)
-@given(case=bundles())
-def test_shared_starts_change_nothing(exact: Forward, case: list[list[Row]]) -> None:
+@given(case=prefix_groups())
+def test_shared_starts_change_nothing(exact: Forward, case: list[list[TokenSequence]]) -> None:
     logp, grad = outcome(exact, case)
     alone, alone_grad = outcome(exact, one_by_one(case))
     torch.testing.assert_close(logp, alone, rtol=0, atol=1e-10)
@@ -64,8 +64,12 @@ def test_layouts_agree_with_a_plain_forward(kind: str, layout: str) -> None:
     module = tiny_model(kind)
     start = [5, 9, 200, 31, 7]
     case = [
-        [Row([*start, 3, 4, 5, 6], [5, 6, 7, 8]), Row([*start, 3, 8], [5, 6]), Row([*start, 11, 12, 13], [5, 7])],
-        [Row([1, 2, 3, 4, 5, 6, 7], [1, 6])],
+        [
+            TokenSequence([*start, 3, 4, 5, 6], [5, 6, 7, 8]),
+            TokenSequence([*start, 3, 8], [5, 6]),
+            TokenSequence([*start, 11, 12, 13], [5, 7]),
+        ],
+        [TokenSequence([1, 2, 3, 4, 5, 6, 7], [1, 6])],
     ]
     forward = Forward(module, layout=layout)  # type: ignore[arg-type]
     assert forward.layout == (layout if layout != "auto" else "bucketed" if kind == "gpt2" else "shared")
@@ -75,21 +79,24 @@ def test_layouts_agree_with_a_plain_forward(kind: str, layout: str) -> None:
     torch.testing.assert_close(grad, want_grad, rtol=1e-4, atol=2e-3 * float(want_grad.abs().max()) + 1e-5)
 
 
-def _plain(module: nn.Module, case: Sequence[Bundle]) -> tuple[Tensor, Tensor]:
+def _plain(module: nn.Module, case: Sequence[PrefixGroup]) -> tuple[Tensor, Tensor]:
     module.zero_grad()
     found = []
-    for bundle in case:
-        for row in bundle:
+    for prefix_group in case:
+        for row in prefix_group:
             ids = torch.tensor([list(row.ids)])
             logp = (module(input_ids=ids).logits[0] / 0.7).log_softmax(-1)
-            found.extend(logp[place - 1, row.ids[place]] for place in row.places)
+            found.extend(logp[place - 1, row.ids[place]] for place in row.positions)
     logp = torch.stack(found)
     (logp * torch.arange(1, len(logp) + 1)).sum().backward()
     return logp.detach(), torch.cat([p.grad.flatten() for p in module.parameters() if p.grad is not None])
 
 
 def test_checkpointing_changes_nothing() -> None:
-    case = [[Row([1, 2, 3, 4, 5], [3, 4]), Row([1, 2, 3, 9], [3])], [Row([4, 4, 8], [1, 2])]]
+    case = [
+        [TokenSequence([1, 2, 3, 4, 5], [3, 4]), TokenSequence([1, 2, 3, 9], [3])],
+        [TokenSequence([4, 4, 8], [1, 2])],
+    ]
     for kind in ("qwen3", "gpt2"):
         module = tiny_model(kind, dtype=torch.float64)
         kept, plain_size = _with_saved_size(Forward(module), case)
@@ -99,7 +106,7 @@ def test_checkpointing_changes_nothing() -> None:
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def _with_saved_size(forward: Forward, case: Sequence[Bundle]) -> tuple[tuple[Tensor, Tensor], int]:
+def _with_saved_size(forward: Forward, case: Sequence[PrefixGroup]) -> tuple[tuple[Tensor, Tensor], int]:
     """The outcome, and how many elements the forward pass kept for the backward pass."""
     sizes: list[int] = []
 
@@ -113,18 +120,18 @@ def _with_saved_size(forward: Forward, case: Sequence[Bundle]) -> tuple[tuple[Te
 
 
 def test_shared_start_leaves_every_row_a_token_of_its_own() -> None:
-    assert shared_start([Row([1, 2, 3, 4], [3]), Row([1, 2, 3], [2])]) == 1
-    assert shared_start([Row([1, 2, 3, 4], [3]), Row([1, 2, 9, 4], [2])]) == 2
-    assert shared_start([Row([1, 2], [1])]) == 0
-    same = Row([7, 7, 7, 7], [1, 2, 3])
+    assert shared_start([TokenSequence([1, 2, 3, 4], [3]), TokenSequence([1, 2, 3], [2])]) == 1
+    assert shared_start([TokenSequence([1, 2, 3, 4], [3]), TokenSequence([1, 2, 9, 4], [2])]) == 2
+    assert shared_start([TokenSequence([1, 2], [1])]) == 0
+    same = TokenSequence([7, 7, 7, 7], [1, 2, 3])
     assert shared_start([same, same]) == 2
 
 
 def test_cost_counts_a_shared_start_once() -> None:
     forward = Forward(tiny_model("qwen3"), layout="shared")
-    bundle = [Row([1, 2, 3, 4, 5], [4]), Row([1, 2, 3, 6, 7], [4])]
-    assert forward.cost(bundle) == 4 + 4 - 3
-    assert Forward(tiny_model("gpt2")).cost(bundle) == 8
+    prefix_group = [TokenSequence([1, 2, 3, 4, 5], [4]), TokenSequence([1, 2, 3, 6, 7], [4])]
+    assert forward.cost(prefix_group) == 4 + 4 - 3
+    assert Forward(tiny_model("gpt2")).cost(prefix_group) == 8
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
@@ -135,7 +142,7 @@ def test_adapters_are_seen() -> None:
         for name, p in module.named_parameters():
             if "lora_B" in name:
                 p.normal_(0, 0.1)
-    case = [[Row([1, 2, 3, 4, 5], [3, 4]), Row([1, 2, 3, 9], [3])]]
+    case = [[TokenSequence([1, 2, 3, 4, 5], [3, 4]), TokenSequence([1, 2, 3, 9], [3])]]
     logp, _ = outcome(Forward(module, layout="shared"), case)
     want, _ = _plain(module, case)
     torch.testing.assert_close(logp, want, rtol=0, atol=1e-5)

@@ -224,9 +224,9 @@ def test_sampler_and_scorer_leave_out_the_same_tokens() -> None:
     from quintain.types.sampling import Sampling
 
     hidden, weight, _ = case(n=60, v=11)
-    hows = [Sampling(temperature=0.8, prune=0.2)] * 60
+    samplings = [Sampling(temperature=0.8, prune=0.2)] * 60
     uniforms = torch.linspace(0, 1 - 1e-9, 60, dtype=torch.float64)
-    ids, logp = Sampler(hows, hidden.device).pick((hidden @ weight.t()).detach(), uniforms)
+    ids, logp = Sampler(samplings, hidden.device).pick((hidden @ weight.t()).detach(), uniforms)
     found = statistics(hidden, weight, ids, temperature=0.8, prune=0.2)
     torch.testing.assert_close(found.logp, logp)
     _, kept = masked(hidden, weight, ids, 0.2)

@@ -1,4 +1,4 @@
-"""Pieces and rows: closed forms, tolerances, refused pairs, and the door for pieces from outside."""
+"""Pieces and algorithms: closed forms, tolerances, refused pairs, and the door for pieces from outside."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
-from quintain.interfaces import pieces as algorithm
-from quintain.interfaces.algorithm import KL, Candidate
+from quintain.interfaces import pieces as registered
+from quintain.interfaces.algorithm import KL, GroupStats
 from quintain.interfaces.pieces import Piece, objective, per_group, pieces
-from quintain.learning import PRESETS, Learner, Terms
+from quintain.learning import ALGORITHMS, Learner, LossInputs
 from quintain.learning.batch import Batch, Sample
-from quintain.learning.loss import weighted_sum
+from quintain.learning.loss import weighted_loss
 from quintain.learning.pieces.advantages import Step, batch_mean, ema, group_mean, group_norm, leave_one_out, raw
 from quintain.learning.pieces.aggregation import constant, prompt, sequence, token
 from quintain.learning.pieces.corrections import tis
@@ -38,14 +38,14 @@ REWARDS = st.lists(st.floats(-10, 10), min_size=1, max_size=9)
 
 
 def step(rewards: list[float]) -> Step:
-    samples = tuple(Sample(sequences=(batches.sequence([1], [2]),), verdict=r, group=0) for r in rewards)
+    samples = tuple(Sample(sequences=(batches.sequence([1], [2]),), outcome=r, group=0) for r in rewards)
     return Step(batch=Batch(samples=samples), rewards=tuple(rewards))
 
 
-def terms(logp: list[float], advantage: list[float], *, prox: list[float], mu: list[float] | None = None) -> Terms:
+def terms(logp: list[float], advantage: list[float], *, prox: list[float], mu: list[float] | None = None) -> LossInputs:
     """One sample of one group."""
     n = len(logp)
-    return Terms(
+    return LossInputs(
         logp=torch.tensor(logp, dtype=torch.float64, requires_grad=True),
         mu_logp=torch.tensor(mu or prox, dtype=torch.float64),
         prox_logp=torch.tensor(prox, dtype=torch.float64),
@@ -74,15 +74,15 @@ def test_advantages_equal_their_formulas(rewards: list[float]) -> None:
 
 
 @given(st.floats(-100, 100), st.integers(1, 12), st.sampled_from([group_mean, group_norm, leave_one_out, batch_mean]))
-def test_constant_rewards_give_exactly_nothing(reward: float, members: int, piece: Piece) -> None:
-    noise = [reward * (1 + 1e-9 * (i % 2)) for i in range(members)]
-    assert piece(step(noise)) == [0.0] * members
+def test_constant_rewards_give_exactly_nothing(reward: float, group_size: int, piece: Piece) -> None:
+    noise = [reward * (1 + 1e-9 * (i % 2)) for i in range(group_size)]
+    assert piece(step(noise)) == [0.0] * group_size
 
 
 def test_groups_do_not_see_each_other() -> None:
     rewards = (0.0, 5.0, 1.0, 5.0)
     samples = tuple(
-        Sample(sequences=(batches.sequence([1], [2]),), verdict=r, group=g)
+        Sample(sequences=(batches.sequence([1], [2]),), outcome=r, group=g)
         for r, g in zip(rewards, (0, 1, 0, 1), strict=True)
     )
     both = Step(batch=Batch(samples=samples), rewards=rewards)
@@ -103,7 +103,7 @@ def test_moving_average_is_of_earlier_batches_only() -> None:
 
 def test_weights_of_aggregations() -> None:
     lengths = ((0, 2), (0, 6), (1, 4))
-    samples = tuple(Sample(sequences=(batches.sequence([1], [2] * n),), verdict=0.0, group=g) for g, n in lengths)
+    samples = tuple(Sample(sequences=(batches.sequence([1], [2] * n),), outcome=0.0, group=g) for g, n in lengths)
     b = Batch(samples=samples, max_tokens=10)
     assert token(b) == [1 / 12] * 3
     assert sequence(b) == [1 / 6, 1 / 18, 1 / 12]
@@ -118,8 +118,8 @@ def test_weights_of_aggregations() -> None:
 
 def test_branches_of_a_rollout_are_one_sample() -> None:
     branches = (batches.sequence([1], [2, 3]), batches.sequence([1, 9], [4, 5, 6, 7]))
-    whole = Sample(sequences=branches, verdict=0.0, group=0)
-    other = Sample(sequences=branches[:1], verdict=0.0, group=0)
+    whole = Sample(sequences=branches, outcome=0.0, group=0)
+    other = Sample(sequences=branches[:1], outcome=0.0, group=0)
     assert sequence(Batch(samples=(whole, other))) == [1 / 12, 1 / 4]
 
 
@@ -151,18 +151,18 @@ def test_every_branch_of_the_clip(
 
 def test_clip_higher_moves_the_upper_bound_only() -> None:
     t = terms([math.log(1.25), math.log(0.75)], [1.0, -1.0], prox=[0.0, 0.0])
-    got, _ = ppo_clip.using(high=0.28)(t)
+    got, _ = ppo_clip.configure(high=0.28)(t)
     assert got.tolist() == pytest.approx([-1.25, 0.8])
 
 
 def test_ratios_of_tokens_and_samples() -> None:
     t = terms([math.log(2), math.log(8)], [1.0, 1.0], prox=[0.0, 0.0], mu=[math.log(4), 0.0])
     assert t.ratio().tolist() == pytest.approx([2, 8])
-    assert t.ratio(anchor="mu").tolist() == pytest.approx([0.5, 8])
+    assert t.ratio(ratio_to="mu").tolist() == pytest.approx([0.5, 8])
     assert t.ratio("product").tolist() == pytest.approx([16])
     assert t.ratio("geometric").tolist() == pytest.approx([4])
     assert t.mismatch().tolist() == pytest.approx([0.25, 1])
-    assert tis.using(cap=0.5)(t).tolist() == pytest.approx([0.25, 0.5])
+    assert tis.configure(cap=0.5)(t).tolist() == pytest.approx([0.25, 0.5])
 
 
 def test_kl_gradients_on_a_softmax() -> None:
@@ -192,58 +192,60 @@ def test_kl_gradients_on_a_softmax() -> None:
         )
 
 
-# rows
+# algorithms
 
 
 def test_pinned_definitions() -> None:
-    grpo, dr_grpo, rloo = PRESETS["grpo"], PRESETS["dr_grpo"], PRESETS["rloo"]
+    grpo, dr_grpo, rloo = ALGORITHMS["grpo"], ALGORITHMS["dr_grpo"], ALGORITHMS["rloo"]
     assert grpo.kl == KL(where="loss", estimator="k3", coefficient=0.04)
     assert (grpo.advantage.parameters["ddof"], grpo.aggregation.name) == (0, "sequence")
     assert (grpo.objective.name, grpo.objective.parameters["low"]) == ("ppo_clip", 0.2)
     assert (dr_grpo.advantage.name, dr_grpo.aggregation.name, dr_grpo.kl.active) == ("group_mean", "constant", False)
     assert (dr_grpo.objective.name, dr_grpo.objective.parameters["low"]) == ("ppo_clip", 0.2)
     assert (rloo.advantage.name, rloo.objective.name, rloo.kl.active) == ("leave_one_out", "policy_gradient", False)
-    assert all(row.summary and row.source and row.name == name for name, row in PRESETS.items())
+    assert all(
+        algorithm.summary and algorithm.source and algorithm.name == name for name, algorithm in ALGORITHMS.items()
+    )
 
 
 def test_variants_by_name_and_arguments() -> None:
-    row = PRESETS["grpo"].but(
+    algorithm = ALGORITHMS["grpo"].replace(
         advantage="leave_one_out",
         objective={"high": 0.28},
         aggregation={"use": "constant", "length": 7},
         kl={"coefficient": 0},
     )
-    assert row.advantage is leave_one_out
-    assert dict(row.objective.args) == {"high": 0.28}
-    assert row.aggregation(batches.batch(groups=1, members=1)) == [1 / 7]
-    assert not row.kl.active
-    assert row.kl.estimator == "k3"
+    assert algorithm.advantage is leave_one_out
+    assert dict(algorithm.objective.args) == {"high": 0.28}
+    assert algorithm.aggregation(batches.batch(groups=1, group_size=1)) == [1 / 7]
+    assert not algorithm.kl.active
+    assert algorithm.kl.estimator == "k3"
 
 
 def test_what_is_refused() -> None:
-    grpo = PRESETS["grpo"]
+    grpo = ALGORITHMS["grpo"]
     with pytest.raises(UsageError, match="zero gradient"):
         KL(where="loss", estimator="k1", coefficient=0.1)
     with pytest.raises(UsageError, match="already holds the mismatch"):
-        grpo.but(anchor="mu", correction="tis")
+        grpo.replace(ratio_to="mu", correction="tis")
     with pytest.raises(UsageError, match="did you mean 'epochs'"):
-        grpo.but(epoch=2)
+        grpo.replace(epoch=2)
     with pytest.raises(UnknownNameError, match="did you mean 'ppo_clip'"):
-        grpo.but(objective="ppo_clp")
+        grpo.replace(objective="ppo_clp")
     with pytest.raises(BindingError, match="did you mean 'low'"):
-        grpo.but(objective={"lo": 0.1})
+        grpo.replace(objective={"lo": 0.1})
     with pytest.raises(UsageError, match="expected a function decorated with @objective"):
-        grpo.but(objective=tis)
-    assert grpo.but(anchor="mu").anchor == "mu"
+        grpo.replace(objective=tis)
+    assert grpo.replace(ratio_to="mu").ratio_to == "mu"
     assert any("forward KL" in note for note in grpo.notes())
-    assert any("off-policy" in note for note in PRESETS["rloo"].but(epochs=2).notes())
+    assert any("off-policy" in note for note in ALGORITHMS["rloo"].replace(epochs=2).notes())
 
 
-def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+def test_an_algorithm_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registered, "_PIECES", dict(registered._PIECES))
 
     @objective
-    def heavy_tail(t: Terms, *, cap: float = 5.0) -> Tensor:
+    def heavy_tail(t: LossInputs, *, cap: float = 5.0) -> Tensor:
         return -t.ratio().clamp(max=cap).detach() * t.advantage * t.logp
 
     @per_group
@@ -252,13 +254,15 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert find("objective", "heavy_tail") is heavy_tail
     assert "ranks" in pieces("advantage")
-    row = PRESETS["grpo"].but(objective={"use": "heavy_tail", "cap": 2.0}, advantage={"use": "ranks", "scale": 2.0})
-    assert row.advantage(step([1.0, 5.0, 3.0])) == [0.0, 4.0, 2.0]
+    algorithm = ALGORITHMS["grpo"].replace(
+        objective={"use": "heavy_tail", "cap": 2.0}, advantage={"use": "ranks", "scale": 2.0}
+    )
+    assert algorithm.advantage(step([1.0, 5.0, 3.0])) == [0.0, 4.0, 2.0]
     t = terms([math.log(3), 0.0], [1.0, -1.0], prox=[0.0, 0.0])
-    weighed = weighted_sum(row.but(kl={"coefficient": 0}), t, torch.ones(2, dtype=torch.float64))
+    weighed = weighted_loss(algorithm.replace(kl={"coefficient": 0}), t, torch.ones(2, dtype=torch.float64))
     assert torch.autograd.grad(weighed.loss, t.logp)[0].tolist() == pytest.approx([-2.0, 1.0])
 
-    def other(t: Terms) -> Tensor:
+    def other(t: LossInputs) -> Tensor:
         return t.logp
 
     objective(name="heavy_tail")(other)
@@ -268,7 +272,7 @@ def test_a_method_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_two_modules_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither breaks the other; the bare name is refused whichever was imported first."""
-    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.setattr(registered, "_PIECES", dict(registered._PIECES))
     monkeypatch.syspath_prepend(tmp_path)
     for owner in ("alpha", "beta"):
         (tmp_path / f"{owner}_pieces.py").write_text(
@@ -282,58 +286,58 @@ def test_two_modules_may_choose_one_name(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_pieces_that_cannot_run_are_refused() -> None:
-    """Where the row is made, not at the first step."""
+    """Where the algorithm is made, not at the first step."""
 
-    async def slow(t: Terms) -> Tensor:
+    async def slow(t: LossInputs) -> Tensor:
         return t.logp
 
-    def wide(t: Terms, *, top: int = 2) -> Tensor:
+    def wide(t: LossInputs, *, top: int = 2) -> Tensor:
         return t.logp
 
-    row = PRESETS["rloo"]
+    algorithm = ALGORITHMS["rloo"]
     with pytest.raises(UsageError, match="is a coroutine; only advantages are awaited"):
-        row.but(objective=Piece(kind="objective", name="slow", function=slow))
+        algorithm.replace(objective=Piece(kind="objective", name="slow", function=slow))
     with pytest.raises(UsageError, match="reads 'top', which only objectives see"):
-        row.but(correction=Piece(kind="correction", name="wide", function=wide, reads=frozenset({"top"})))
+        algorithm.replace(correction=Piece(kind="correction", name="wide", function=wide, reads=frozenset({"top"})))
     for changes, message in (
         ({"kl": "k2"}, "kl is 'k2'; expected a KL"),
         ({"plan": "active"}, "plan is 'active'; expected a Plan"),
         ({"epochs": 1.5}, "epochs is 1.5; expected a whole number"),
     ):
         with pytest.raises(UsageError, match=message):
-            row.but(**changes)
-    long = row.but(plan={"interrupt": {"low": 10_000, "high": 12_000}})
-    assert long.but(plan={"interrupt": {"low": 5}}).plan.interrupt.high == 12_000
-    renamed = row.but(name="mine")
+            algorithm.replace(**changes)
+    long = algorithm.replace(plan={"thinking_budget": {"min_tokens": 10_000, "max_tokens": 12_000}})
+    assert long.replace(plan={"thinking_budget": {"min_tokens": 5}}).plan.thinking_budget.max_tokens == 12_000
+    renamed = algorithm.replace(name="mine")
     assert (renamed.source, renamed.published) == ("", {})
 
 
 def test_an_update_must_tell_its_loss() -> None:
     """Else a plugin's author would meet a KeyError of ours."""
-    silent = Piece(kind="update", name="silent", function=lambda problem: {"mine": 1.0})
-    learner = Learner(tiny_model("qwen3"), PRESETS["rloo"].but(update=silent))
+    silent = Piece(kind="optimizer_step", name="silent", function=lambda problem: {"mine": 1.0})
+    learner = Learner(tiny_model("qwen3"), ALGORITHMS["rloo"].replace(optimizer_step=silent))
     with pytest.raises(PluginError, match=r"must return the metrics loss and grad_norm; it gave \['mine'\]"):
         learner.step(batches.batch())
 
 
 def test_a_piece_of_an_installed_algorithm_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Its module is imported the first time a name is asked for that no imported module has, and never before."""
-    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.setattr(registered, "_PIECES", dict(registered._PIECES))
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "cubic_pieces.py").write_text(
         "from quintain import objective\nfrom quintain.learning.algorithms import RLOO\n\n\n"
         "@objective\ndef cubic(t, *, scale: float = 1.0):\n    return scale * t.logp**3\n\n\n"
-        "def plain(t):\n    return t.logp\n\n\nCUBIC = RLOO.but(name='steep', objective=cubic)\n"
+        "def plain(t):\n    return t.logp\n\n\nCUBIC = RLOO.replace(name='steep', objective=cubic)\n"
     )
     steep = Component(kind="algorithm", name="steep", target="cubic_pieces:CUBIC", distribution="pack")
-    broken = Component(kind="algorithm", name="broken", target="no_such_module:ROW", distribution="broken-pack")
+    broken = Component(kind="algorithm", name="broken", target="no_such_module:ALGORITHM", distribution="broken-pack")
     with isolated(steep, broken):
         assert find("objective", "ppo_clip").name == "ppo_clip"
         assert "cubic_pieces" not in sys.modules
         names = ["cubic", "objective.cubic", "cubic_pieces:cubic"]
         assert {find("objective", name).name for name in names} == {"cubic"}
-        row = bind(PRESETS["rloo"], {"objective": {"use": "cubic", "scale": 2.0}})
-        assert (row.objective.name, row.objective.args) == ("cubic", {"scale": 2.0})
+        algorithm = bind(ALGORITHMS["rloo"], {"objective": {"use": "cubic", "scale": 2.0}})
+        assert (algorithm.objective.name, algorithm.objective.args) == ("cubic", {"scale": 2.0})
         with pytest.raises(
             UnknownNameError, match=r"did you mean 'cubic'[^$]*'broken' of broken-pack cannot be loaded"
         ):
@@ -346,13 +350,13 @@ def test_a_piece_of_an_installed_algorithm_is_found(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_paper_sampled_with_is_no_setting() -> None:
     """It would be one that does nothing."""
-    assert PRESETS["grpo"].published == {"group": 64, "temperature": 1.0}
+    assert ALGORITHMS["grpo"].published == {"group": 64, "temperature": 1.0}
     for name in ("published", "sampling"):
         with pytest.raises(UsageError, match=f"no setting '{name}'"):
-            PRESETS["grpo"].but(**{name: {"group": 8}})
+            ALGORITHMS["grpo"].replace(**{name: {"group": 8}})
         with pytest.raises(BindingError, match=f"no argument '{name}'"):
-            bind(PRESETS["grpo"], {name: {"group": 8}})
-    shown = signature_of(PRESETS["grpo"])
+            bind(ALGORITHMS["grpo"], {name: {"group": 8}})
+    shown = signature_of(ALGORITHMS["grpo"])
     assert shown.doc.endswith("Published with group 64, temperature 1.0.")
     assert "published" not in {f.name for f in shown.fields}
 
@@ -365,34 +369,34 @@ def test_terms_of_a_sequence_and_of_a_group() -> None:
         group=torch.tensor([0, 0]),
     )
     weight = torch.tensor([0.1, 0.1, 0.5], dtype=torch.float64)
-    grpo = PRESETS["grpo"].but(kl={"coefficient": 0})
+    grpo = ALGORITHMS["grpo"].replace(kl={"coefficient": 0})
 
-    def per_sample(t: Terms) -> Tensor:
+    def per_sample(t: LossInputs) -> Tensor:
         return t.sample_sum(t.logp)
 
-    def per_group_of_samples(t: Terms) -> Tensor:
+    def per_group_of_samples(t: LossInputs) -> Tensor:
         return t.group_sum(t.sample_sum(t.logp))
 
-    def reduced(t: Terms) -> Tensor:
+    def reduced(t: LossInputs) -> Tensor:
         return t.logp.mean()
 
     by_sample = Piece(kind="objective", name="s", function=per_sample, level="sequence")
     by_group = Piece(kind="objective", name="g", function=per_group_of_samples, level="group")
-    assert weighted_sum(grpo.but(objective=by_sample), t, weight).loss.item() == pytest.approx(0.2 * -3 + 0.5 * -3)
-    assert weighted_sum(grpo.but(objective=by_group), t, weight).loss.item() == pytest.approx(0.7 * -6)
+    assert weighted_loss(grpo.replace(objective=by_sample), t, weight).loss.item() == pytest.approx(0.2 * -3 + 0.5 * -3)
+    assert weighted_loss(grpo.replace(objective=by_group), t, weight).loss.item() == pytest.approx(0.7 * -6)
     with pytest.raises(UsageError, match="unreduced"):
-        weighted_sum(grpo.but(objective=Piece(kind="objective", name="m", function=reduced)), t, weight)
+        weighted_loss(grpo.replace(objective=Piece(kind="objective", name="m", function=reduced)), t, weight)
     with pytest.raises(UsageError, match="weighs tokens"):
-        grpo.but(objective=by_sample, correction="tis")
+        grpo.replace(objective=by_sample, correction="tis")
 
 
-# admission
+# group filter
 
 
-def test_admission_reads_the_verdict() -> None:
-    solved = Candidate(verdicts=(1.0, 1.0, 1.0), totals=(1.0, 0.9, 0.8), requested=4)
+def test_group_filter_reads_the_outcome() -> None:
+    solved = GroupStats(outcomes=(1.0, 1.0, 1.0), totals=(1.0, 0.9, 0.8), requested=4)
     assert minimum(solved) == ""
-    assert varied(solved) == "all verdicts equal"
-    assert varied(Candidate(verdicts=(1.0, 0.0), totals=(0.0, 0.0), requested=2)) == ""
-    assert minimum(Candidate(verdicts=(1.0,), totals=(1.0,), requested=4)) == "1 of 4 members valid, 2 needed"
-    assert minimum.using(members=1)(Candidate(verdicts=(1.0,), totals=(1.0,), requested=1)) == ""
+    assert varied(solved) == "all outcomes equal"
+    assert varied(GroupStats(outcomes=(1.0, 0.0), totals=(0.0, 0.0), requested=2)) == ""
+    assert minimum(GroupStats(outcomes=(1.0,), totals=(1.0,), requested=4)) == "1 of 4 samples valid, 2 needed"
+    assert minimum.configure(samples=1)(GroupStats(outcomes=(1.0,), totals=(1.0,), requested=1)) == ""

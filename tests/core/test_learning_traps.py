@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from quintain.learning import PRESETS, Learner
+from quintain.learning import ALGORITHMS, Learner
 from quintain.types.sampling import Sampling
 
 from . import batches
@@ -19,14 +19,14 @@ def test_a_minibatch_has_its_own_denominators(name: str) -> None:
     """The last of two minibatches has the gradient that it has as a batch of its own."""
     batch = batches.batch(groups=4)
     last = batch.only(batch.minibatches(2)[1])
-    apart, together = gradient(last, PRESETS[name]), gradient(batch, PRESETS[name].but(minibatches=2))
+    apart, together = gradient(last, ALGORITHMS[name]), gradient(batch, ALGORITHMS[name].replace(minibatches=2))
 
     torch.testing.assert_close(together, apart, **EXACT)
 
 
 def test_prox_of_a_later_minibatch_is_from_before_the_first() -> None:
     """The second minibatch is off-policy: its ratio is not 1."""
-    learner = Learner(tiny_model(), PRESETS["dr_grpo"].but(minibatches=2), lr=3e-3)
+    learner = Learner(tiny_model(), ALGORITHMS["dr_grpo"].replace(minibatches=2), lr=3e-3)
     metrics = learner.step(batches.batch(groups=4))
 
     assert 1.0 != metrics["ratio.max"]
@@ -34,7 +34,7 @@ def test_prox_of_a_later_minibatch_is_from_before_the_first() -> None:
 
 def test_the_state_of_an_advantage_is_carried() -> None:
     """Two steps of a moving average weigh 1 - 0.9^2."""
-    learner = Learner(tiny_model(), PRESETS["grpo"].but(advantage="ema"))
+    learner = Learner(tiny_model(), ALGORITHMS["grpo"].replace(advantage="ema"))
     for seed in range(2):
         learner.step(batches.batch(seed=seed))
 
@@ -42,15 +42,15 @@ def test_the_state_of_an_advantage_is_carried() -> None:
 
 
 def test_idle_rows_forget_old_weights() -> None:
-    """What an idle row of the cache held under old weights is not taken for the same prompt under new ones."""
+    """What an idle algorithm of the cache held under old weights is not taken for the same prompt under new ones."""
     model = tiny_model()
     engine = engine_of(model, reproducible=False)
-    ids, how = list(range(1, 40)), Sampling(seed=0, max_tokens=10)
-    run(engine.sample(ids, how))
+    ids, sampling = list(range(1, 40)), Sampling(seed=0, max_tokens=10)
+    run(engine.sample(ids, sampling))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.3)
     run(engine.update(Given(version=1, named={})))
-    out = run(engine.sample(ids, how))
+    out = run(engine.sample(ids, sampling))
 
     assert plain_logps(model, ids, out.ids, 1.0) == pytest.approx(list(out.logps), abs=1e-4)

@@ -12,25 +12,25 @@ import torch
 from torch import Tensor
 
 from quintain.interfaces.algorithm import KL
-from quintain.interfaces.pieces import advantage, objective, update
-from quintain.learning import PRESETS, Batch, Learner, Terms
+from quintain.interfaces.pieces import advantage, objective, optimizer_step
+from quintain.learning import ALGORITHMS, Batch, Learner, LossInputs
 from quintain.learning.meter import Meter, advantage_metrics, sampler_metrics, staleness
-from quintain.learning.optimizer_step import Problem
+from quintain.learning.optimizer_step import OptimizerStep
 from quintain.learning.pieces.advantages import Step
 
 from . import batches
 from .models import tiny_model
 from .rows import needs_algorithms
 
-GRPO = PRESETS["grpo"].but(kl=KL(where="loss", estimator="k3", coefficient=0.04))
+GRPO = ALGORITHMS["grpo"].replace(kl=KL(where="loss", estimator="k3", coefficient=0.04))
 LIMITS: dict[str, dict[str, Any]] = {"tis": {}, "sequence_mask": {"limit": 3.0}}
 
 
-def terms(tokens: int = 7, *, seed: int = 0, ref: bool = True) -> Terms:
+def terms(tokens: int = 7, *, seed: int = 0, ref: bool = True) -> LossInputs:
     """Made-up log-probs of three samples of which the last has most tokens."""
     draw = np.random.default_rng(seed)
     logps = {name: torch.tensor(-draw.exponential(1.0, tokens)) for name in ("logp", "mu_logp", "prox_logp")}
-    return Terms(
+    return LossInputs(
         **logps,
         ref_logp=torch.tensor(-draw.exponential(1.0, tokens)) if ref else None,
         advantage=torch.tensor(draw.normal(size=tokens)),
@@ -40,7 +40,7 @@ def terms(tokens: int = 7, *, seed: int = 0, ref: bool = True) -> Terms:
     )
 
 
-def met(*observed: tuple[Terms, dict[str, Tensor], Tensor | None], updates: int = 0) -> dict[str, float]:
+def met(*observed: tuple[LossInputs, dict[str, Tensor], Tensor | None], updates: int = 0) -> dict[str, float]:
     meter = Meter()
     for _ in range(updates):
         meter.update(loss=0.0, grad_norm=0.0)
@@ -68,9 +68,9 @@ def test_means_and_extremes_are_over_all_tokens() -> None:
     assert found["kl.prox.k3"] == pytest.approx((ratio - 1 - np.log(ratio)).mean(), rel=1e-12)
 
 
-def test_ratios_are_raw_and_to_the_anchor() -> None:
-    """Before any clip, however large; to mu where that is the anchor."""
-    t = replace(terms(), logp=torch.zeros(7, dtype=torch.float64), mu_logp=torch.full((7,), -200.0), anchor="mu")
+def test_ratios_are_raw_and_to_the_denominator() -> None:
+    """Before any clip, however large; to mu where that is the ratio_to."""
+    t = replace(terms(), logp=torch.zeros(7, dtype=torch.float64), mu_logp=torch.full((7,), -200.0), ratio_to="mu")
 
     assert met((t, {}, None))["ratio.max"] == pytest.approx(math.exp(200))
 
@@ -125,7 +125,7 @@ def test_updates_made_and_left_out() -> None:
         "grad_norm": 3.0,
         "updates": 2.0,
         "updates.skipped": 2.0,
-        "update.cosine": 0.5,
+        "optimizer_step.cosine": 0.5,
         "lr": 0.1,
     }
 
@@ -178,9 +178,9 @@ def test_advantages_over_tokens_and_idle_samples() -> None:
     )
 
 
-def test_staleness_counts_published_versions() -> None:
+def test_staleness_counts_synced_versions() -> None:
     """Of the tokens that train; those of the prompt have no version."""
-    plain = batches.batch(groups=1, members=1).samples[0]
+    plain = batches.batch(groups=1, group_size=1).samples[0]
     (row,) = plain.sequences
     versions = tuple((3 if i % 2 else 5) if m else -1 for i, m in enumerate(row.mask))
     batch = Batch(samples=(replace(plain, sequences=(replace(row, versions=versions),)),))
@@ -193,12 +193,12 @@ def test_staleness_counts_published_versions() -> None:
 @pytest.mark.parametrize("correction", ["tis", pytest.param("sequence_mask", marks=needs_algorithms)])
 def test_no_metric_depends_on_the_micro_batches(correction: Any) -> None:
     """All that a step says, with two epochs of two minibatches, a reference and a correction that masks samples."""
-    row = GRPO.but(epochs=2, minibatches=2, correction={"use": correction, **LIMITS[correction]})
+    algorithm = GRPO.replace(epochs=2, minibatches=2, correction={"use": correction, **LIMITS[correction]})
     found = []
     for budget in (1, 30, 10**6):
         learner = Learner(
             tiny_model("qwen3", dtype=torch.float64),
-            row,
+            algorithm,
             lr=3e-3,
             token_budget=budget,
             reference=tiny_model("qwen3", seed=4, dtype=torch.float64),
@@ -218,7 +218,7 @@ def test_a_learner_measures_its_own_policies() -> None:
     """KL to ref, mismatch and staleness of a real step against log-probs computed apart."""
     module, other = (tiny_model("qwen3", seed=seed, dtype=torch.float64) for seed in (0, 4))
     batch = batches.batch()
-    learner = Learner(module, GRPO.but(advantage="raw"), lr=1e-3, reference=other, skip_idle=False)
+    learner = Learner(module, GRPO.replace(advantage="raw"), lr=1e-3, reference=other, skip_idle=False)
     theta, ref = learner.logprobs(batch), learner.logprobs(batch, policy="ref")
     mu = torch.tensor(
         [x for s in batch.samples for q in s.sequences for x, m in zip(q.logps, q.mask, strict=True) if m]
@@ -237,7 +237,7 @@ def test_a_learner_measures_its_own_policies() -> None:
 
 
 def test_nothing_to_learn_is_an_update_left_out() -> None:
-    found = Learner(tiny_model(), PRESETS["rloo"].but(epochs=2)).step(batches.batch(rewards=[1.0]))
+    found = Learner(tiny_model(), ALGORITHMS["rloo"].replace(epochs=2)).step(batches.batch(rewards=[1.0]))
 
     assert (found["updates"], found["updates.skipped"], found["idle"]) == (0, 2, 1)
     assert {"loss", "grad_norm", "entropy", "mismatch.mean"}.isdisjoint(found)
@@ -249,21 +249,23 @@ def telling_advantage(step: Step) -> tuple[list[float], dict[str, float]]:
 
 
 @objective(name="meter_objective", reads=())
-def telling_objective(t: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+def telling_objective(t: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:
     return -t.advantage * t.logp, {"depth": torch.full_like(t.logp, 3.0)}
 
 
-@update(name="meter_update")
-def telling_update(problem: Problem) -> dict[str, float]:
-    loss = problem.backward()
+@optimizer_step(name="meter_update")
+def telling_update(step: OptimizerStep) -> dict[str, float]:
+    loss = step.backward()
     return {"loss": loss, "grad_norm": 0.5, "tries": 4.0}
 
 
 def test_what_pieces_tell_goes_under_their_kind() -> None:
-    row = PRESETS["rloo"].but(advantage=telling_advantage, objective=telling_objective, update=telling_update)
-    found = Learner(tiny_model(), row).step(batches.batch())
+    algorithm = ALGORITHMS["rloo"].replace(
+        advantage=telling_advantage, objective=telling_objective, optimizer_step=telling_update
+    )
+    found = Learner(tiny_model(), algorithm).step(batches.batch())
 
-    assert (found["advantage.depth"], found["objective.depth"], found["update.tries"]) == (0.25, 3, 4)
+    assert (found["advantage.depth"], found["objective.depth"], found["optimizer_step.tries"]) == (0.25, 3, 4)
     assert found["critic.explained_variance"] == 0.75
     assert found["grad_norm"] == 0.5
-    assert not {name for name in found if name.startswith(("masked.", "correction."))}  # the row corrects nothing
+    assert not {name for name in found if name.startswith(("masked.", "correction."))}  # the algorithm corrects nothing

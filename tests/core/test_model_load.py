@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
 from quintain.models.load import load_model, without_dropout
-from quintain.models.tokenizer import PLAIN_STOPS, HFCodec
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.models.tokenizer import PLAIN_STOPS, HFTokenizer
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
 
 from .models import byte_tokenizer, save_tiny, tiny_model
 
-CODEC = HFCodec(byte_tokenizer())
+TOKENIZER = HFTokenizer(byte_tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -31,10 +31,10 @@ def test_a_folder_loads_and_saves(folder: Path, tmp_path: Path) -> None:
     assert (loaded.context, loaded.fused, loaded.module.training) == (512, True, False)
     assert loaded.parameters == sum(p.numel() for p in tiny_model("qwen3").parameters())
     loaded.module.save_pretrained(tmp_path)
-    loaded.codec.tokenizer.save_pretrained(tmp_path)
+    loaded.tokenizer.hf.save_pretrained(tmp_path)
     again = load_model(tmp_path, dtype="bfloat16")
     assert next(again.module.parameters()).dtype == torch.bfloat16
-    assert again.codec.encode("hello") == loaded.codec.encode("hello")
+    assert again.tokenizer.encode("hello") == loaded.tokenizer.encode("hello")
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -95,10 +95,10 @@ def test_dropout_is_off_in_training_mode_too() -> None:
 
 
 @given(st.text())
-def test_every_text_survives_the_codec(text: str) -> None:
-    ids, spans = CODEC.encode_with_offsets(text)
-    assert ids == CODEC.encode(text)
-    assert CODEC.decode(ids) == text
+def test_every_text_survives_the_tokenizer(text: str) -> None:
+    ids, spans = TOKENIZER.encode_with_offsets(text)
+    assert ids == TOKENIZER.encode(text)
+    assert TOKENIZER.decode(ids) == text
     covered = 0
     for start, end in spans:
         assert start <= covered <= end
@@ -107,20 +107,20 @@ def test_every_text_survives_the_codec(text: str) -> None:
 
 
 def test_special_tokens_in_text_become_ids() -> None:
-    assert CODEC.encode("a<|im_end|>")[-1] == 257
-    assert CODEC.decode([257, CODEC.encode("b")[0]], special=False) == "b"
+    assert TOKENIZER.encode("a<|im_end|>")[-1] == 257
+    assert TOKENIZER.decode([257, TOKENIZER.encode("b")[0]], special=False) == "b"
 
 
 def test_stop_ids_are_of_tokenizer_generation_config_and_template() -> None:
-    assert HFCodec(byte_tokenizer(), stop_ids=(5, 258)).stop_ids == (258, 5, 257)
-    assert CODEC.stops == ()
-    plain = HFCodec(byte_tokenizer(None))
+    assert HFTokenizer(byte_tokenizer(), stop_ids=(5, 258)).stop_ids == (258, 5, 257)
+    assert TOKENIZER.stops == ()
+    plain = HFTokenizer(byte_tokenizer(None))
     assert (plain.stop_ids, plain.stops) == ((258,), PLAIN_STOPS)
     assert plain.render([Message("user", "hi")]) == "User: hi\n\nAssistant:"
 
 
 def test_the_name_depends_on_vocabulary_and_template() -> None:
-    assert CODEC.name == HFCodec(byte_tokenizer()).name != HFCodec(byte_tokenizer(None)).name
+    assert TOKENIZER.name == HFTokenizer(byte_tokenizer()).name != HFTokenizer(byte_tokenizer(None)).name
 
 
 def test_tools_and_calls_reach_the_template() -> None:
@@ -129,24 +129,24 @@ def test_tools_and_calls_reach_the_template() -> None:
         "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}"
         "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.x }}){% endfor %};{% endfor %}"
     )
-    codec = HFCodec(byte_tokenizer(template))
+    tokenizer = HFTokenizer(byte_tokenizer(template))
     call = ToolCall(name="add", arguments={"x": 2}, id="c1")
     messages = [
         Message("assistant", "ok", reasoning="hm", calls=(call,)),
         Message("tool", "3", call_id="c1", name="add"),
     ]
-    assert codec.render(messages, [ToolSpec(name="add")]) == "[add:object]assistant|ok|hmadd(2);tool|3|;"
+    assert tokenizer.render(messages, [ToolSpec(name="add")]) == "[add:object]assistant|ok|hmadd(2);tool|3|;"
 
 
 def test_a_template_that_refuses_is_quoted() -> None:
-    codec = HFCodec(
+    tokenizer = HFTokenizer(
         byte_tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
     )
     with pytest.raises(UsageError, match="no system"):
-        codec.render([Message("system", "s")])
+        tokenizer.render([Message("system", "s")])
 
 
 def test_a_vocabulary_is_required_to_be_fast() -> None:
     with pytest.raises(UsageError, match="not a fast one"):
-        HFCodec(type("Slow", (), {"is_fast": False, "name_or_path": "x"})())
-    assert ByteCodec().vocab_size == CODEC.vocab_size
+        HFTokenizer(type("Slow", (), {"is_fast": False, "name_or_path": "x"})())
+    assert ByteTokenizer().vocab_size == TOKENIZER.vocab_size

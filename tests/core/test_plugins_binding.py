@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain import Environment, Judge, Rollout, Service, Task, Verdict, need, objective, reward
+from quintain import Environment, Judge, Judgement, Rollout, Service, Task, need, objective, reward
 from quintain.errors import BindingError, PluginError
-from quintain.interfaces.algorithm import KL, Row
+from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import Piece
 from quintain.registry.binding import MISSING, bind, check_args, parameter_docs, signature_of, type_name
 
@@ -33,8 +33,8 @@ class Span:
 
 
 class Strict(Service):
-    async def grade(self, prompt: Any, reply: str, rubric: str) -> Verdict:
-        return Verdict(score=1.0)
+    async def grade(self, prompt: Any, reply: str, rubric: str) -> Judgement:
+        return Judgement(score=1.0)
 
 
 class Game(Environment[Task, None]):
@@ -242,18 +242,18 @@ def test_unannotated_parameters_are_not_checked() -> None:
     assert signature_of(Loose).fields[0].type is MISSING
 
 
-def test_rows_become_variants() -> None:
+def test_algorithms_become_variants() -> None:
     """An algorithm's settings are its fields, and its own checks speak."""
-    row = a_row()
-    fields = {f.name: f for f in signature_of(row).fields}
+    algorithm = an_algorithm()
+    fields = {f.name: f for f in signature_of(algorithm).fields}
 
     assert {"objective", "epochs", "kl"} <= set(fields)
     assert {"name", "summary", "source"}.isdisjoint(fields)
-    assert 2 == bind(row, {"epochs": 2}).epochs
+    assert 2 == bind(algorithm, {"epochs": 2}).epochs
     with pytest.raises(ValueError, match="did you mean 'epochs'"):
-        bind(row, {"epoch": 2})
+        bind(algorithm, {"epoch": 2})
     with pytest.raises(BindingError):
-        bind(row, {"epochs": "2"})
+        bind(algorithm, {"epochs": "2"})
 
 
 def _clipped(t: Any, *, low: float = 0.2, high: float = 0.2, sides: tuple[str, ...] = ()) -> Any:
@@ -266,7 +266,7 @@ def _clipped(t: Any, *, low: float = 0.2, high: float = 0.2, sides: tuple[str, .
         ({"epochs": 1.5}, "algorithm 'r': epochs is 1.5; expected int"),
         ({"epochs": "3"}, "algorithm 'r': epochs is '3'; expected int"),
         ({"epochs": True}, "algorithm 'r': epochs is True; expected int"),
-        ({"anchor": "nu"}, "algorithm 'r': anchor is 'nu'; expected Literal['mu', 'prox']"),
+        ({"ratio_to": "nu"}, "algorithm 'r': ratio_to is 'nu'; expected Literal['mu', 'prox']"),
         ({"kl": {"coefficient": "a"}}, "algorithm 'r', kl: coefficient is 'a'; expected float"),
         ({"kl": {"score_factor": "no"}}, "algorithm 'r', kl: score_factor is 'no'; expected bool"),
         ({"kl": {"coeficient": 1}}, "algorithm 'r', kl has no argument 'coeficient'; did you mean 'coefficient'?"),
@@ -276,17 +276,17 @@ def _clipped(t: Any, *, low: float = 0.2, high: float = 0.2, sides: tuple[str, .
         ({"objective": 3}, "algorithm 'r': objective is 3; expected a name, or a table"),
     ],
 )
-def test_arguments_of_a_row_are_checked(args: dict[str, Any], message: str) -> None:
-    row = a_row().but(objective=Piece(kind="objective", name="clipped", function=_clipped))
+def test_arguments_of_an_algorithm_are_checked(args: dict[str, Any], message: str) -> None:
+    algorithm = an_algorithm().replace(objective=Piece(kind="objective", name="clipped", function=_clipped))
     for check in (bind, check_args):
         with pytest.raises(BindingError) as e:
-            check(row, args, who="algorithm 'r'")
+            check(algorithm, args, who="algorithm 'r'")
         assert message in str(e.value) and "\n" not in str(e.value)
 
 
-def test_pieces_of_a_row_take_plain_data() -> None:
-    row = a_row().but(objective=Piece(kind="objective", name="clipped", function=_clipped))
-    bound = bind(row, {"objective": {"low": 1, "sides": ["a"]}, "kl": {"where": "loss", "estimator": "k2"}})
+def test_pieces_of_an_algorithm_take_plain_data() -> None:
+    algorithm = an_algorithm().replace(objective=Piece(kind="objective", name="clipped", function=_clipped))
+    bound = bind(algorithm, {"objective": {"low": 1, "sides": ["a"]}, "kl": {"where": "loss", "estimator": "k2"}})
     assert {"low": 1.0, "sides": ("a",)} == bound.objective.args
     assert "k2" == bound.kl.estimator
     assert 1.0 == {f.name: f.default for f in signature_of(bound.objective).fields}["low"]
@@ -299,11 +299,11 @@ def test_a_check_makes_nothing() -> None:
         check_args(Game, {"top": "x"}, who="environment 'game'")
 
 
-def a_row() -> Row:
+def an_algorithm() -> Algorithm:
     pieces: dict[str, Any] = {
-        k: Piece(kind=k, name="none", function=len) for k in ("advantage", "correction", "aggregation", "admission")
+        k: Piece(kind=k, name="none", function=len) for k in ("advantage", "correction", "aggregation", "group_filter")
     }
-    return Row(
+    return Algorithm(
         name="r", summary="s", source="", objective=Piece(kind="objective", name="o", function=len), kl=KL(), **pieces
     )
 

@@ -6,7 +6,7 @@ import inspect
 
 import pytest
 
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.engine import Engine
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.pieces import Piece
@@ -26,7 +26,7 @@ DISTRIBUTIONS = (
 )
 OURS = [c for c in discover() if c.distribution in DISTRIBUTIONS]
 KINDS = {"environment": Environment, "engine": Engine, "service": Service}
-INSTANCES = {"reward": (Reward,), "algorithm": (Row, Piece)}
+INSTANCES = {"reward": (Reward,), "algorithm": (Algorithm, Piece)}
 
 
 @pytest.mark.parametrize("component", OURS, ids=lambda c: c.id)

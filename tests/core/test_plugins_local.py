@@ -16,7 +16,7 @@ from quintain.registry.lookup import Registry, load
 
 REVERSE = '''
 import quintain
-from quintain import Environment, Row, Task, group_reward, objective, reward
+from quintain import Environment, Algorithm, Task, group_reward, objective, reward
 from quintain.interfaces.engine import Engine
 from quintain.interfaces.service import Service
 
@@ -103,7 +103,7 @@ def said(kind: str, name: str, error: type[Exception] = UnknownNameError) -> str
     [
         ("environment", ["Reverse", "Harder"]),
         ("reward", ["exact", "close", "ranked"]),
-        ("algorithm", ["own", "row", "variant"]),
+        ("algorithm", ["own", "algorithm", "variant"]),
         ("engine", ["Radio"]),
         ("service", ["Clock"]),
         ("command", []),
@@ -111,7 +111,10 @@ def said(kind: str, name: str, error: type[Exception] = UnknownNameError) -> str
 )
 def test_a_file_tells_what_it_defines_without_being_run(folder: Path, kind: str, names: list[str]) -> None:
     path = folder / "never_run.py"
-    path.write_text(REVERSE + "\nrow = Row(name='r')\nvariant = row.but(epochs=2)\nraise SystemExit('it was run')\n")
+    path.write_text(
+        REVERSE
+        + "\nalgorithm = Algorithm(name='r')\nvariant = algorithm.replace(epochs=2)\nraise SystemExit('it was run')\n"
+    )
     assert components_in(path, kind) == names
 
 

@@ -14,11 +14,11 @@ import quintain
 from quintain import cli, evaluation, models, training
 
 PUBLIC = """
-    admission advantage Agent aggregation API_VERSION control correction Demonstration Ending Endpoint Engine
-    Environment Group group_reward InfrastructureError Interrupt Judge KL Likelihood LimitReached Limits Message
-    need objective per_group Piece Plan PolicyFault QuintainError Replay Reply Reward reward Rollout Row Sampled
-    Sampling Sandbox Score Service Task TokenEngine Tool ToolCall ToolSpec Transcript Turn update Verdict
-    Weights Workers
+    advantage Agent aggregation Algorithm API_VERSION control correction Demonstration Endpoint Engine Environment
+    Group group_filter group_reward InfrastructureError Judge Judgement KL Likelihood LimitReached Limits Message
+    need objective optimizer_step per_group Piece PolicyFault QuintainError Replay Reply Reward reward Rollout
+    Sampled Sampling SamplingPlan Sandbox Score Service Task Termination ThinkingBudget TokenEngine Tool ToolCall
+    ToolSpec Transcript Turn Weights Workers
 """.split()
 
 

@@ -23,12 +23,12 @@ SMALL = '[[environments]]\nuse = "arithmetic"\n'
 def test_defaults() -> None:
     recipe = Recipe.parse(SMALL)
     assert recipe.environments[0].use == "arithmetic"
-    assert (recipe.batch.groups, recipe.batch.members, recipe.batch.min_members) == (32, 8, None)
+    assert (recipe.batch.prompts, recipe.batch.group_size, recipe.batch.min_group_size) == (32, 8, None)
     assert recipe.algorithm.use == "dr_grpo"
     assert recipe.engine.use == "embedded"
     assert is_model_source(recipe.model.name)
-    assert recipe.sampling.how().temperature == 1
-    assert recipe.evaluation.how(recipe.sampling).temperature == 0
+    assert recipe.sampling.to_sampling().temperature == 1
+    assert recipe.evaluation.to_sampling(recipe.sampling).temperature == 0
 
 
 def test_every_section_takes_its_keys() -> None:
@@ -90,12 +90,12 @@ accuracy = 0.95
 
 def test_a_copy_with_other_values_is_checked_and_keeps_the_rest() -> None:
     recipe = Recipe.parse(FULL)
-    changed = recipe.but({"run.name": "second", "environments.1.weight": 2.0})
+    changed = recipe.replace({"run.name": "second", "environments.1.weight": 2.0})
     assert changed.run.name == "second"
     assert changed.environments[1].weight == 2
-    assert changed.but({"run.name": "first", "environments.1.weight": 0.5}) == recipe
+    assert changed.replace({"run.name": "first", "environments.1.weight": 0.5}) == recipe
     with pytest.raises(RecipeError, match=r"run\.steps"):
-        recipe.but({"run.steps": 0})
+        recipe.replace({"run.steps": 0})
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_text_may_look_like_a_number() -> None:
         ("environments.0.args=3", ["a table"]),
         ("learner.betas=[0.9]", ["two numbers"]),
         ("learner.betas=[0.9, 1.0]", ["less than 1"]),
-        ("batch={members=1,min_members=2}", ["min_members is 2", "at most members"]),
+        ("batch={group_size=1,min_group_size=2}", ["min_group_size is 2", "at most group_size"]),
         ("sampling.top_p=0.9", ["top_p cannot be used in training", "remove"]),
         ("sampling.min_p=0.1", ["min_p cannot be used in training"]),
         ("sampling.temperature=0", ["more than 0"]),
@@ -251,8 +251,8 @@ def test_a_recipe_extends_a_bundled_one() -> None:
     own = 'extends = "quickstart"\nsampling.temperature = 0.5\n[[environments]]\nuse = "countdown"\nweight = 2.0\n'
     found = Recipe.parse(own, ["run.seed=3"])
     environments = [{"use": "countdown", "weight": 2.0}]
-    assert found == quickstart.but({"sampling.temperature": 0.5, "environments": environments, "run.seed": 3})
-    assert found.learner.lr == 6e-5 and found.batch.groups == 64
+    assert found == quickstart.replace({"sampling.temperature": 0.5, "environments": environments, "run.seed": 3})
+    assert found.learner.lr == 6e-5 and found.batch.prompts == 64
     assert "extends" not in found.to_toml() and Recipe.parse(found.to_toml()) == found
 
 
@@ -279,8 +279,8 @@ def test_arguments_stay_with_the_component_that_they_are_for(tmp_path: Path) -> 
 
 
 def test_errors_name_the_file_that_holds_the_key(tmp_path: Path) -> None:
-    base = '[learner]\nlr = -1\nlrr = 3\n[batch]\nmembers = 4\n[[environments]]\nuse = "a"\n'
-    own = 'extends = "base.toml"\n[learner]\nwarmup = 1\n[batch]\nmin_members = 9\n[[environments]]\nweight = 2.0\n'
+    base = '[learner]\nlr = -1\nlrr = 3\n[batch]\ngroup_size = 4\n[[environments]]\nuse = "a"\n'
+    own = 'extends = "base.toml"\n[learner]\nwarmup = 1\n[batch]\nmin_group_size = 9\n[[environments]]\nweight = 2.0\n'
     written(tmp_path, base=base, own=own)
     with pytest.raises(RecipeError) as caught:
         Recipe.load(tmp_path / "own.toml", ["run.steps=0"])
@@ -392,14 +392,18 @@ def test_resolved_recipes_read_back_equal(data: dict[str, Any]) -> None:
     again = Recipe.parse(recipe.to_toml())
     assert again == recipe
     assert again.to_toml() == recipe.to_toml()
-    assert recipe.but({}) == recipe
+    assert recipe.replace({}) == recipe
 
 
 @pytest.mark.parametrize(
     "text, overrides, start",
     [
         ("", ["sampling.max_tokens=5", "sampling.top_p=0.9"], "--set sampling.top_p=0.9: sampling: top_p cannot"),
-        ("[batch]\nmembers = 8\n", ["batch.min_members=9"], "--set batch.min_members=9: batch: min_members is 9"),
+        (
+            "[batch]\ngroup_size = 8\n",
+            ["batch.min_group_size=9"],
+            "--set batch.min_group_size=9: batch: min_group_size is 9",
+        ),
         ("[sampling]\ntop_p = 0.9\n", ["sampling.max_tokens=5"], "recipe:1: sampling: top_p cannot"),
         ("", ["environments=[{use='a'}]", "environments.0.weight=0"], "--set environments.0.weight=0: "),
     ],

@@ -12,7 +12,7 @@ import pytest
 from quintain import Agent, Environment, Limits, Rollout, Task, group_reward, reward
 from quintain.errors import InfrastructureError, UsageError
 from quintain.interfaces.engine import Engine
-from quintain.rollouts.runner import Job, Setting, run_groups
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import ScriptedEngine
 from quintain.training.replays import Replays, named
 from quintain.types.task import Message
@@ -20,11 +20,11 @@ from quintain.types.task import Message
 
 @reward(range=(0, 1))
 def guessed(rollout: Rollout[Any, Any]) -> float:
-    return float(rollout.evidence == rollout.reply)
+    return float(rollout.result == rollout.reply)
 
 
 class Draws(Environment[Task, str]):
-    """Draws a digit from its own generator; the evidence is the digit."""
+    """Draws a digit from its own generator; the result is the digit."""
 
     reward = guessed
     limits = Limits(turns=1)
@@ -48,39 +48,41 @@ def digit(messages: Sequence[Message], rng: Random) -> str:
     return str(rng.randrange(10))
 
 
-def played(environment: Environment[Any, Any], setting: Setting, members: int = 4) -> list[Rollout[Any, Any]]:
-    job = Job(environment=environment, task=next(iter(environment.tasks("train"))), members=members, name="draws")
-    (group,) = asyncio.run(run_groups([job], setting))
+def played(environment: Environment[Any, Any], context: RolloutContext, group_size: int = 4) -> list[Rollout[Any, Any]]:
+    request = RolloutRequest(
+        environment=environment, task=next(iter(environment.tasks("train"))), group_size=group_size, name="draws"
+    )
+    (group,) = asyncio.run(run_groups([request], context))
     return list(group.rollouts)
 
 
-def replays(environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], setting: Setting) -> Replays:
+def replays(environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext) -> Replays:
     made = Replays(environments=named(["draws"], [environment]))
-    made.take(first, setting)
+    made.take(first, context)
     return made
 
 
 def test_the_environment_draws_the_same_and_the_engine_decides() -> None:
-    setting = Setting(engine=ScriptedEngine(replies=digit), concurrency=2)
-    first = played(Draws(), setting)
-    wanted: list[tuple[int, Engine]] = [(i, ScriptedEngine(replies=f"{first[i].evidence}")) for i in (2, 0, 2, 1)]
-    again = asyncio.run(replays(Draws(), first, setting)(wanted))
-    assert [r.evidence for r in again] == [first[i].evidence for i in (2, 0, 2, 1)]
+    context = RolloutContext(engine=ScriptedEngine(replies=digit), concurrency=2)
+    first = played(Draws(), context)
+    wanted: list[tuple[int, Engine]] = [(i, ScriptedEngine(replies=f"{first[i].result}")) for i in (2, 0, 2, 1)]
+    again = asyncio.run(replays(Draws(), first, context)(wanted))
+    assert [r.result for r in again] == [first[i].result for i in (2, 0, 2, 1)]
     assert [r.total for r in again] == [1.0] * 4
-    assert len({r.evidence for r in first}) > 1
+    assert len({r.result for r in first}) > 1
 
-    same = asyncio.run(replays(Draws(), first, setting)([(i, setting.engine) for i in range(4)]))
+    same = asyncio.run(replays(Draws(), first, context)([(i, context.engine) for i in range(4)]))
     assert [(r.reply, r.total, r.seed) for r in same] == [(r.reply, r.total, r.seed) for r in first]
 
 
 def test_failures_are_retried_and_then_told() -> None:
-    setting = Setting(engine=ScriptedEngine(replies=digit), retries=1)
-    first = played(Draws(), setting, members=1)
+    context = RolloutContext(engine=ScriptedEngine(replies=digit), retries=1)
+    first = played(Draws(), context, group_size=1)
     for fail_on, valid in (([1], True), ([1, 2], False)):
-        engine = ScriptedEngine(replies=str(first[0].evidence), fail_on=fail_on)
-        (again,) = asyncio.run(replays(Draws(), first, setting)([(0, engine)]))
+        engine = ScriptedEngine(replies=str(first[0].result), fail_on=fail_on)
+        (again,) = asyncio.run(replays(Draws(), first, context)([(0, engine)]))
         assert again.valid == valid
-        assert again.ending.attempts == 2
+        assert again.termination.attempts == 2
 
 
 def test_a_reward_that_fails_is_no_zero() -> None:
@@ -88,26 +90,26 @@ def test_a_reward_that_fails_is_no_zero() -> None:
     async def flaky(rollout: Rollout[Any, Any]) -> float:
         raise InfrastructureError("no judge")
 
-    setting = Setting(engine=ScriptedEngine(replies=digit))
-    first = played(Draws(), setting, members=1)
+    context = RolloutContext(engine=ScriptedEngine(replies=digit))
+    first = played(Draws(), context, group_size=1)
     broken = Draws().overridden(reward=flaky)
-    (again,) = asyncio.run(replays(broken, first, setting)([(0, setting.engine)]))
+    (again,) = asyncio.run(replays(broken, first, context)([(0, context.engine)]))
     assert not again.valid
-    assert again.verdict is None
+    assert again.outcome is None
 
 
 def test_what_cannot_be_played_again_is_refused() -> None:
-    setting = Setting(engine=ScriptedEngine(replies=digit))
-    first = played(Draws(), setting, members=1)
+    context = RolloutContext(engine=ScriptedEngine(replies=digit))
+    first = played(Draws(), context, group_size=1)
 
     def refused(made: Replays, reason: str) -> None:
         with pytest.raises(UsageError, match=reason):
-            asyncio.run(made([(0, setting.engine)]))
+            asyncio.run(made([(0, context.engine)]))
 
     refused(Replays(), "no batch yet")
-    refused(replays(Draws().overridden(shaping=0.5 * ranked), first, setting), "compares the members of a group")
-    seats = first[0].but(transcripts={"": first[0].transcripts[""], "b": first[0].transcripts[""]})
-    refused(replays(Draws(), [seats], setting), r"seats \['', 'b'\]")
+    refused(replays(Draws().overridden(shaping=0.5 * ranked), first, context), "compares the samples of a group")
+    players = first[0].replace(transcripts={"": first[0].transcripts[""], "b": first[0].transcripts[""]})
+    refused(replays(Draws(), [players], context), r"players \['', 'b'\]")
     twice = Replays(environments=named(["draws", "draws"], [Draws(), Draws()]))
-    twice.take(first, setting)
+    twice.take(first, context)
     refused(twice, "several environments of this name")

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault
-from quintain.interfaces.reward import Constant, Context, Reward, group_reward, reward
+from quintain.interfaces.reward import Constant, Reward, RewardContext, group_reward, reward
 from quintain.interfaces.service import need
 from quintain.testing import rollout
 from quintain.types.rollout import Rollout, Score
@@ -60,7 +60,7 @@ def of(r: Reward, text: str = "4", **more: Any) -> Score:
 
 
 def outcomes(r: Reward, *texts: str, step: int = 0) -> list[Score | EpisodeError]:
-    return asyncio.run(r.outcomes([rollout(TASK, t) for t in texts], Context(step=step)))
+    return asyncio.run(r.score_all([rollout(TASK, t) for t in texts], RewardContext(step=step)))
 
 
 def test_a_reward_is_configured_by_calling_and_evaluated_by_score() -> None:
@@ -95,7 +95,7 @@ def test_services_fill_needs_by_slot() -> None:
 @pytest.mark.parametrize(
     "value", [None, "1", b"1", "nan", math.nan, math.inf, -math.inf, [1.0], 10**400, object(), Score(value=math.nan)]
 )
-def test_what_is_no_finite_number_fails_its_member(value: Any) -> None:
+def test_what_is_no_finite_number_fails_its_sample(value: Any) -> None:
     @reward
     def odd(r: Rollout[Task, Any]) -> float:
         return value if r.reply == "odd" else 1.0
@@ -123,8 +123,8 @@ def test_what_is_a_number_is_taken_and_becomes_a_float(value: Any) -> None:
     assert (score.total, type(score.value), score.parts) == (1.0, float, {"one": 1.0})
 
 
-@pytest.mark.parametrize("field", [{"turns": (math.nan,)}, {"seats": {"a": math.inf}}, {"turns": ("1",)}])
-def test_turns_and_seats_must_be_finite_too(field: dict[str, Any]) -> None:
+@pytest.mark.parametrize("field", [{"turns": (math.nan,)}, {"players": {"a": math.inf}}, {"turns": ("1",)}])
+def test_turns_and_players_must_be_finite_too(field: dict[str, Any]) -> None:
     with pytest.raises(RewardFault):
         of(given_score(**field))
 
@@ -185,8 +185,8 @@ def test_a_group_reward_with_too_few_scores_fails_everyone() -> None:
     def short(group: Sequence[Rollout[Task, Any]]) -> list[float]:
         return [1.0]
 
-    for outcome in outcomes(short, "a", "b"):
-        assert isinstance(outcome, RewardFault) and "1 scores for 2 rollouts" in str(outcome)
+    for scored in outcomes(short, "a", "b"):
+        assert isinstance(scored, RewardFault) and "1 scores for 2 rollouts" in str(scored)
 
 
 def test_parts_name_every_term() -> None:
@@ -232,13 +232,13 @@ def test_ramp_needs_a_step() -> None:
 
 
 @given(FINITE, st.lists(FINITE, max_size=4), st.dictionaries(st.sampled_from("ab"), FINITE), st.floats(-10, 10))
-def test_scaling_scales_value_turns_and_seats(
-    value: float, turns: list[float], seats: dict[str, float], k: float
+def test_scaling_scales_value_turns_and_players(
+    value: float, turns: list[float], players: dict[str, float], k: float
 ) -> None:
-    score = of(k * given_score(value=value, turns=tuple(turns), seats=seats))
+    score = of(k * given_score(value=value, turns=tuple(turns), players=players))
     assert score.value == pytest.approx(value * k)
     assert score.turns == pytest.approx(tuple(t * k for t in turns))
-    assert score.seats == pytest.approx({s: v * k for s, v in seats.items()})
+    assert score.players == pytest.approx({s: v * k for s, v in players.items()})
     assert score.total == pytest.approx(score.value + math.fsum(score.turns))
 
 
@@ -246,17 +246,17 @@ SCORES = st.builds(
     dict,
     value=FINITE,
     turns=st.lists(FINITE, max_size=3).map(tuple),
-    seats=st.dictionaries(st.sampled_from("abc"), FINITE, max_size=2),
+    players=st.dictionaries(st.sampled_from("abc"), FINITE, max_size=2),
 )
 
 
 @given(SCORES, SCORES)
-def test_a_sum_adds_totals_and_what_every_seat_gets(a: dict[str, Any], b: dict[str, Any]) -> None:
+def test_a_sum_adds_totals_and_what_every_player_gets(a: dict[str, Any], b: dict[str, Any]) -> None:
     x, y = Score(**a), Score(**b)
     both = of(given_score(**a) + given_score(**b))
     assert both.total == pytest.approx(x.total + y.total, abs=1e-6)
-    for seat in "abc":
-        assert both.of_seat(seat) == pytest.approx(x.of_seat(seat) + y.of_seat(seat), abs=1e-6)
+    for player in "abc":
+        assert both.of_player(player) == pytest.approx(x.of_player(player) + y.of_player(player), abs=1e-6)
 
 
 @given(SCORES, FINITE, st.booleans())
@@ -265,8 +265,8 @@ def test_a_product_with_a_whole_score_scales(a: dict[str, Any], k: float, left: 
     both = of(whole * turned if left else turned * whole)
     x = Score(**a)
     assert both.total == pytest.approx(x.total * k, rel=1e-9, abs=1e-3)
-    for seat in "abc":
-        assert both.of_seat(seat) == pytest.approx(x.of_seat(seat) * k, rel=1e-9, abs=1e-3)
+    for player in "abc":
+        assert both.of_player(player) == pytest.approx(x.of_player(player) * k, rel=1e-9, abs=1e-3)
 
 
 def test_products_of_two_turn_scores_and_clips_of_one_are_refused_with_a_reason() -> None:

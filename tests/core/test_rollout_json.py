@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.testing import ScriptedEngine, rollout
-from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn, spread
+from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn, spread
 from quintain.types.task import Message, Task, ToolCall
-from quintain.types.transcript import Branch, Source, Transcript
+from quintain.types.transcript import Branch, TokenSource, Transcript
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=12)
 NUMBER = st.floats(allow_nan=False, width=64)
@@ -61,7 +61,7 @@ SCORES = st.builds(
     Score,
     value=NUMBER,
     turns=st.lists(NUMBER, max_size=2).map(tuple),
-    seats=st.dictionaries(TEXT, NUMBER, max_size=2),
+    players=st.dictionaries(TEXT, NUMBER, max_size=2),
     parts=st.dictionaries(TEXT, NUMBER, max_size=2),
     reason=TEXT,
 )
@@ -69,7 +69,7 @@ BRANCHES = st.integers(0, 3).flatmap(
     lambda n: st.builds(
         Branch,
         ids=st.tuples(*[st.integers(0, 2**31)] * n),
-        sources=st.tuples(*[st.sampled_from([int(s) for s in Source])] * n),
+        sources=st.tuples(*[st.sampled_from([int(s) for s in TokenSource])] * n),
         logps=st.tuples(*[st.floats(-1e4, 0)] * n),
         versions=st.tuples(*[st.integers(-1, 99)] * n),
     )
@@ -77,8 +77,8 @@ BRANCHES = st.integers(0, 3).flatmap(
 ROLLOUTS = st.builds(
     Rollout,
     task=TASKS,
-    evidence=WALKS,
-    ending=st.builds(Ending, st.sampled_from(EndingKind), TEXT, st.integers(1, 3), st.booleans()),
+    result=WALKS,
+    termination=st.builds(Termination, st.sampled_from(TerminationKind), TEXT, st.integers(1, 3), st.booleans()),
     metrics=st.dictionaries(TEXT, NUMBER, max_size=2),
     turns=st.tuples(
         st.builds(Turn, text=TEXT, reply=TEXT, calls=st.tuples(CALLS), finish=st.sampled_from(["stop", "length"]))
@@ -87,7 +87,7 @@ ROLLOUTS = st.builds(
     transcripts=st.dictionaries(
         TEXT, st.builds(Transcript, branches=st.tuples(BRANCHES), temperature=NUMBER), max_size=2
     ),
-    verdict=st.none() | SCORES,
+    outcome=st.none() | SCORES,
     shaping=st.none() | SCORES,
     group=st.integers(0, 9),
     seed=st.integers(0, 2**63 - 1),
@@ -101,16 +101,16 @@ def test_every_rollout_comes_back_from_json(r: Rollout[Maze, Walk]) -> None:
     assert Rollout.from_json(json.loads(text), Maze, Walk) == r
 
 
-def test_nested_evidence_and_none() -> None:
+def test_nested_result_and_none() -> None:
     walk = Walk(steps=("a",), out=True, best={"x": 0.1}, inner=Walk(steps=(), out=False, best={}))
-    for evidence, kind in (
+    for result, kind in (
         (walk, Walk),
         (None, type(None)),
         ({"a": [1, None]}, dict),
         ([1.5, "x"], list),
         ("text", str),
     ):
-        r = rollout(Maze(prompt="?"), "up", evidence=evidence)
+        r = rollout(Maze(prompt="?"), "up", result=result)
         assert Rollout.from_json(json.loads(json.dumps(r.to_json())), Maze, kind) == r
 
 
@@ -130,7 +130,7 @@ def test_what_an_engine_left_comes_back(quintain_run: Any) -> None:
 
 def test_wrong_data_is_refused() -> None:
     data = Rollout(task=Maze(prompt="?")).to_json()
-    for wrong in ({**data, "ending": {"kind": "exploded"}}, {**data, "task": {"walls": "x"}}):
+    for wrong in ({**data, "termination": {"kind": "exploded"}}, {**data, "task": {"walls": "x"}}):
         with pytest.raises(ValueError, match="validation error"):
             Rollout.from_json(wrong, Maze, type(None))
 
@@ -180,26 +180,28 @@ def test_a_prompt_of_messages_is_frozen() -> None:
     assert task.prompt == (Message("user", "hi"),)
 
 
-# ---- scores, endings, groups --------------------------------------------------------------------
+# ---- scores, terminations, groups --------------------------------------------------------------------
 
 
 def test_score_totals() -> None:
-    score = Score(value=1, turns=[0.1] * 10, seats={"a": 5.0})  # type: ignore[arg-type]
-    assert (score.total, score.of_seat("a"), score.of_seat("b")) == (2.0, 5.0, 2.0)
+    score = Score(value=1, turns=[0.1] * 10, players={"a": 5.0})  # type: ignore[arg-type]
+    assert (score.total, score.of_player("a"), score.of_player("b")) == (2.0, 5.0, 2.0)
     assert isinstance(score.turns, tuple)
 
 
-@pytest.mark.parametrize("kind", EndingKind)
-def test_whose_doing_an_ending_is(kind: EndingKind) -> None:
-    assert Ending(kind).ours == (kind not in ("finished", "truncated", "policy_fault"))
+@pytest.mark.parametrize("kind", TerminationKind)
+def test_whose_doing_a_termination_is(kind: TerminationKind) -> None:
+    assert Termination(kind).ours == (kind not in ("finished", "truncated", "policy_fault"))
 
 
 def test_group_and_rollout() -> None:
     task = Task(prompt="?")
-    good = rollout(task, "a", verdict=Score(value=1), shaping=Score(turns=(0.5,)))
-    bad = rollout(task, "b", ending=Ending(EndingKind.TIMEOUT))
+    good = rollout(task, "a", outcome=Score(value=1), shaping=Score(turns=(0.5,)))
+    bad = rollout(task, "b", termination=Termination(TerminationKind.TIMEOUT))
     group = Group(task=task, rollouts=(good, bad))
     assert group.valid == (good,)
     assert (good.total, bad.total) == (1.5, 0)
-    assert rollout(task, turns=(Turn(text="own", reply="own"), Turn(text="x", reply="x", seat="guest"))).reply == "own"
+    assert (
+        rollout(task, turns=(Turn(text="own", reply="own"), Turn(text="x", reply="x", player="guest"))).reply == "own"
+    )
     assert (spread([]), spread([3.0, 1.0])) == (0.0, 2.0)

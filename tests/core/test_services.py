@@ -12,7 +12,7 @@ from quintain.errors import RecipeError
 from quintain.interfaces.service import Service, need
 from quintain.services.manager import opened, states
 from quintain.testing import isolated_plugins
-from quintain.training.recipe.tables import Component
+from quintain.training.recipe.tables import ComponentTable
 
 LOG: list[str] = []
 
@@ -55,7 +55,7 @@ class Hen(Base):
         super().__init__()
 
 
-def run(choices: Mapping[str, Component], wanted: list[str], state: Any = None) -> dict[str, Any]:
+def run(choices: Mapping[str, ComponentTable], wanted: list[str], state: Any = None) -> dict[str, Any]:
     LOG.clear()
 
     async def main() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def run(choices: Mapping[str, Component], wanted: list[str], state: Any = None) 
 
 def test_dependencies_first_and_reverse_at_the_end() -> None:
     """A judge that needs a store gets it, whichever is named first; a wanted slot takes the component of its name."""
-    running = run({"judge": Component(use="judge", args={"level": 3})}, ["judge"])
+    running = run({"judge": ComponentTable(use="judge", args={"level": 3})}, ["judge"])
 
     assert ["+Store", "+Judge", "run", "-Judge", "-Store"] == LOG
     assert running["judge"].store is running["store"]

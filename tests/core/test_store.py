@@ -22,9 +22,9 @@ from quintain.errors import RunError, RunLockedError, StorageError, UnknownNameE
 from quintain.training.run_folder import RunFolder
 from quintain.training.runs import find_run, free_name, list_runs, model_named
 from quintain.training.storage import plain, write_atomically
-from quintain.types.rollout import Ending, EndingKind, Group, Rollout, Score, Turn
+from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task
-from quintain.types.transcript import Branch, Source, Transcript
+from quintain.types.transcript import Branch, TokenSource, Transcript
 
 RECIPE = '[run]\nsteps = 9\n[model]\nname = "m"\n[[environments]]\nuse = "guess"\n'
 
@@ -40,24 +40,24 @@ class Board:
     open: bool = False
 
 
-def rollout(member: int = 0, text: str = "7", **fields: Any) -> Rollout[Guess, Board]:
+def rollout(sample: int = 0, text: str = "7", **fields: Any) -> Rollout[Guess, Board]:
     tokens = Branch(
         ids=(1, 2, 3),
-        sources=(Source.PROMPT, Source.MODEL, Source.MODEL),
+        sources=(TokenSource.PROMPT, TokenSource.MODEL, TokenSource.MODEL),
         logps=(0.0, -0.1, -1 / 3),
         versions=(-1, 4, 4),
     )
     given: dict[str, Any] = {
         "task": Guess(prompt="guess", answer=7, level=2.0),
-        "evidence": Board(tries=2, open=True),
+        "result": Board(tries=2, open=True),
         "turns": (Turn(text=text, reply=text, tokens=2),),
         "messages": (Message("user", "guess"), Message("assistant", text)),
-        "transcripts": {"": Transcript(branches=(tokens,), codec="bytes")},
-        "verdict": Score(value=1.0, parts={"found": 1.0}),
+        "transcripts": {"": Transcript(branches=(tokens,), tokenizer="bytes")},
+        "outcome": Score(value=1.0, parts={"found": 1.0}),
         "shaping": Score(value=0.25),
         "environment": "guess",
         "group": 5,
-        "member": member,
+        "sample": sample,
         "seed": 2**63 - 1,
         "metrics": {"tries": 2.0},
     }
@@ -145,7 +145,9 @@ def _scratch() -> Iterator[Path]:
 
 
 def test_rollouts_come_back_whole(folder: RunFolder) -> None:
-    failed = rollout(1, evidence=None, ending=Ending(EndingKind.TIMEOUT, "over 3 s", 2), verdict=None, shaping=None)
+    failed = rollout(
+        1, result=None, termination=Termination(TerminationKind.TIMEOUT, "over 3 s", 2), outcome=None, shaping=None
+    )
     odd = rollout(2, text="half \ud83d of a pair, 🙂, \0 and \u2028")
     originals = [rollout(), failed, odd]
     path = folder.write_rollouts(12, [group(*originals)])
@@ -155,16 +157,16 @@ def test_rollouts_come_back_whole(folder: RunFolder) -> None:
         back = Rollout.from_json(json.loads(row["rollout"]), Guess, Board | None)
         assert back == original
     first = rows[0]
-    assert (first["step"], first["group"], first["member"], first["seed"]) == (12, 5, 0, 2**63 - 1)
-    assert (first["verdict"], first["shaping"], first["ending"], first["level"]) == (1.0, 0.25, "finished", 2.0)
+    assert (first["step"], first["group"], first["sample"], first["seed"]) == (12, 5, 0, 2**63 - 1)
+    assert (first["outcome"], first["shaping"], first["termination"], first["level"]) == (1.0, 0.25, "finished", 2.0)
     assert first["token_ids"] == [1, 2, 3]
     assert first["token_logps"] == [0.0, -0.1, -1 / 3]
     assert first["token_versions"] == [-1, 4, 4]
     assert first["token_sources"] == [1, 2, 2]
     assert json.loads(first["messages"])[1]["content"] == "7"
     assert json.loads(first["task"])["answer"] == 7
-    assert rows[1]["verdict"] is None
-    assert (rows[1]["ending"], rows[1]["reason"], rows[1]["attempts"]) == ("timeout", "over 3 s", 2)
+    assert rows[1]["outcome"] is None
+    assert (rows[1]["termination"], rows[1]["reason"], rows[1]["attempts"]) == ("timeout", "over 3 s", 2)
     with pytest.raises(RunError, match="no rollouts of step 13"):
         folder.read_rollouts(13)
 

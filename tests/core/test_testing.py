@@ -22,14 +22,14 @@ from quintain.interfaces.engine import Reply
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import Reward, reward
 from quintain.registry import lookup as registry
-from quintain.rollouts.runner import Job, Setting, run_groups
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, isolated_plugins, rollout, run_episode
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.testing.scripted import conversation, fake_logp, written
-from quintain.types.rollout import EndingKind, Rollout
+from quintain.types.rollout import Rollout, TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task, ToolCall
-from quintain.types.transcript import Source
+from quintain.types.transcript import TokenSource
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Board:
 
 @reward(range=(0, 1))
 def found(r: Rollout[Secret, Board]) -> float:
-    return float(r.evidence.found)
+    return float(r.result.found)
 
 
 class Guess(Environment[Secret, Board]):
@@ -75,16 +75,16 @@ class Guess(Environment[Secret, Board]):
 # ---- the scripted engine ------------------------------------------------------------------------
 
 
-def sample(engine: ScriptedEngine, text: str = "hi", **how: Any) -> Any:
-    ids = engine.codec.encode(engine.codec.render([Message("user", text)]))
-    return asyncio.run(engine.sample(ids, Sampling(seed=1).but(**how)))
+def sample(engine: ScriptedEngine, text: str = "hi", **sampling: Any) -> Any:
+    ids = engine.tokenizer.encode(engine.tokenizer.render([Message("user", text)]))
+    return asyncio.run(engine.sample(ids, Sampling(seed=1).replace(**sampling)))
 
 
 def test_scripted_tokens_are_exact_and_log_probs_as_stated() -> None:
-    codec = ByteCodec()
+    tokenizer = ByteTokenizer()
     s = sample(ScriptedEngine(replies="no \u00fc"))
-    assert s.ids == (*"no \u00fc".encode(), codec.stop_ids[0])
-    assert (s.finish, s.stop) == ("stop", codec.stop_ids[0])
+    assert s.ids == (*"no \u00fc".encode(), tokenizer.stop_ids[0])
+    assert (s.finish, s.stop) == ("stop", tokenizer.stop_ids[0])
     assert s.logps == tuple(fake_logp(i) for i in s.ids)
     assert len(set(s.logps)) > 1
     assert s.versions == (0,) * len(s.ids)
@@ -123,16 +123,16 @@ def test_scripted_context_delay_and_failures() -> None:
 def test_scripted_replies_by_turn_and_by_function() -> None:
     task = Secret(prompt="?", answer="7")
     played = run_episode(Guess(), task, ["1", "7"])
-    assert played.evidence.guesses == ("1", "7")
-    assert played.verdict and played.verdict.total == 1
-    assert run_episode(Guess(), task, "3").evidence.guesses == ("3",) * 4, "the last reply repeats"
+    assert played.result.guesses == ("1", "7")
+    assert played.outcome and played.outcome.total == 1
+    assert run_episode(Guess(), task, "3").result.guesses == ("3",) * 4, "the last reply repeats"
     seen: list[list[str]] = []
 
     def count(messages: Sequence[Message]) -> str:
         seen.append([m.content for m in messages])
         return str(len(messages))
 
-    assert run_episode(Guess(), task, count).evidence.guesses == ("1", "3", "5", "7")
+    assert run_episode(Guess(), task, count).result.guesses == ("1", "3", "5", "7")
     assert seen[1] == ["?", "1", "no"]
 
 
@@ -142,34 +142,34 @@ def test_scripted_randomness_is_the_seeds() -> None:
 
     task = Secret(prompt="?", answer="7")
     one, same, other = (run_episode(Guess(), task, dice, seed=s) for s in (1, 1, 2))
-    assert one.evidence == same.evidence
-    assert one.evidence != other.evidence
-    assert len(set(one.evidence.guesses)) == 4
+    assert one.result == same.result
+    assert one.result != other.result
+    assert len(set(one.result.guesses)) == 4
 
 
-def test_scripted_seats() -> None:
+def test_scripted_players() -> None:
     class Duel(Environment[Task, str]):
         reward = found
 
         async def rollout(self, task: Task, agent: Agent) -> str:
-            guest = agent.seat("guest")
+            guest = agent.player("guest")
             agent.user("a")
             guest.user("b")
             return f"{(await agent.turn()).reply} {(await guest.turn()).reply}"
 
-    engine = ScriptedEngine(replies="host", seats={"guest": "visitor"})
+    engine = ScriptedEngine(replies="host", players={"guest": "visitor"})
     environment = type("Wide", (Duel,), {"limits": Limits(turns=2)})()
-    assert run_episode(environment, Task(prompt=""), engine).evidence == "host visitor"
+    assert run_episode(environment, Task(prompt=""), engine).result == "host visitor"
 
 
 def test_an_episode_over_the_scripted_engine_leaves_exact_transcripts() -> None:
     played = run_episode(Guess(), Secret(prompt="?", answer="7"), ["1", "7"])
     (row,) = played.transcripts[""].sequences()
     said = [i for i, m in zip(row.ids, row.mask, strict=True) if m]
-    stop = ByteCodec().stop_ids[0]
+    stop = ByteTokenizer().stop_ids[0]
     assert said == [ord("1"), stop, ord("7"), stop]
     assert [x for x, m in zip(row.logps, row.mask, strict=True) if m] == [fake_logp(i) for i in said]
-    assert row.sources.count(Source.MODEL) == len(said)
+    assert row.sources.count(TokenSource.MODEL) == len(said)
 
 
 ROLES = st.sampled_from(["user", "assistant"])
@@ -179,7 +179,7 @@ PLAIN = st.text(st.characters(codec="utf-8", exclude_characters="<|"), max_size=
 @given(st.lists(st.tuples(ROLES, PLAIN), max_size=5), st.booleans())
 def test_conversation_undoes_the_template(turns: list[tuple[Any, str]], prompt: bool) -> None:
     messages = [Message(role, text) for role, text in turns]
-    assert conversation(ByteCodec().render(messages, prompt=prompt)) == messages
+    assert conversation(ByteTokenizer().render(messages, prompt=prompt)) == messages
 
 
 def test_written_is_what_the_parser_reads() -> None:
@@ -194,8 +194,8 @@ def test_written_is_what_the_parser_reads() -> None:
 
 def test_rollout_is_what_a_reward_sees() -> None:
     task = Secret(prompt="?", answer="7")
-    r = rollout(task, "<think>hm</think>1", "7", evidence={"a": 1}, metrics={"x": 2.0})
-    assert (r.reply, r.evidence, r.metrics) == ("7", {"a": 1}, {"x": 2.0})
+    r = rollout(task, "<think>hm</think>1", "7", result={"a": 1}, metrics={"x": 2.0})
+    assert (r.reply, r.result, r.metrics) == ("7", {"a": 1}, {"x": 2.0})
     assert [m.role for m in r.messages] == ["user", "assistant", "assistant"]
     assert (r.turns[0].text, r.turns[0].reply, r.turns[0].reasoning) == ("<think>hm</think>1", "1", "hm")
     assert rollout(task).reply == ""
@@ -203,10 +203,10 @@ def test_rollout_is_what_a_reward_sees() -> None:
         rollout(task, "7", evidense=1)
 
 
-def test_a_failure_comes_back_as_the_ending() -> None:
+def test_a_failure_comes_back_as_the_termination() -> None:
     played = run_episode(Guess(), Secret(prompt="?", answer="7"), ScriptedEngine(replies="1", fail_on=[2]))
-    assert played.ending.kind == EndingKind.INFRASTRUCTURE_ERROR
-    assert played.verdict is None
+    assert played.termination.kind == TerminationKind.INFRASTRUCTURE_ERROR
+    assert played.outcome is None
 
 
 def test_isolated_plugins_hides_and_restores() -> None:
@@ -222,7 +222,7 @@ def test_isolated_plugins_hides_and_restores() -> None:
 
 
 def test_fixtures_reach_every_pytest(quintain_run: Any, quintain_plugins: Any) -> None:
-    assert quintain_run(Guess(), Secret(prompt="?", answer="7"), "7").verdict.total == 1
+    assert quintain_run(Guess(), Secret(prompt="?", answer="7"), "7").outcome.total == 1
     assert registry.current() is quintain_plugins
 
 
@@ -259,7 +259,7 @@ class Broken(Guess):
 def test_controls_play(name: str, total: float) -> None:
     environment = Controlled()
     played = run_episode(environment, next(iter(environment.tasks("dev"))), ControlEngine(environment, name))
-    assert played.verdict and played.verdict.total == total
+    assert played.outcome and played.outcome.total == total
     assert played.transcripts == {}, "a control has no tokens to train on"
 
 
@@ -267,8 +267,8 @@ def test_controls_play(name: str, total: float) -> None:
 def test_a_broken_control_is_an_environment_error(name: str, said: str) -> None:
     environment = Broken()
     played = run_episode(environment, next(iter(environment.tasks("dev"))), ControlEngine(environment, name))
-    assert played.ending.kind == EndingKind.ENVIRONMENT_ERROR
-    assert said in played.ending.reason
+    assert played.termination.kind == TerminationKind.ENVIRONMENT_ERROR
+    assert said in played.termination.reason
 
 
 def test_unknown_control_and_unbound_control() -> None:
@@ -281,9 +281,12 @@ def test_unknown_control_and_unbound_control() -> None:
 
 def test_concurrent_controls_keep_their_tasks_apart() -> None:
     environment = Guess()
-    jobs = [Job(environment=environment, task=t, members=2) for t in itertools.islice(environment.tasks("train"), 6)]
-    groups = asyncio.run(run_groups(jobs, Setting(engine=ControlEngine(environment, "oracle"))))
-    assert [r.verdict.total for g in groups for r in g.rollouts if r.verdict] == [1.0] * 12
+    requests = [
+        RolloutRequest(environment=environment, task=t, group_size=2)
+        for t in itertools.islice(environment.tasks("train"), 6)
+    ]
+    groups = asyncio.run(run_groups(requests, RolloutContext(engine=ControlEngine(environment, "oracle"))))
+    assert [r.outcome.total for g in groups for r in g.rollouts if r.outcome] == [1.0] * 12
 
 
 # ---- the suites: they pass on the good and fail on the bad --------------------------------------
@@ -302,7 +305,7 @@ class TestFound(RewardSuite):
     reward = found
 
     def case(self, hit: bool) -> Rollout[Any, Any]:
-        return rollout(Secret(prompt="?"), "7", evidence=Board(guesses=("7",), found=hit, luck=0.5))
+        return rollout(Secret(prompt="?"), "7", result=Board(guesses=("7",), found=hit, luck=0.5))
 
     def gold(self) -> Sequence[tuple[Rollout[Any, Any], float]]:
         return [(self.case(True), 1.0), (self.case(False), 0.0)]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.types.transcript import Branch, Recorder, Sampled, Source, TrainingSequence, Transcript
+from quintain.types.transcript import Branch, Recorder, Sampled, TokenSource, TrainingSequence, Transcript
 
-S = Source
+S = TokenSource
 
 
 def said(*ids: int, version: int = 0) -> Sampled:
@@ -22,8 +22,8 @@ def test_golden_two_turns() -> None:
     r.add([5], [S.TOOL])
     r.sampled(said(6, version=8))
     r.add([9], [S.TEMPLATE])
-    t = r.transcript(policy="p", codec="c", temperature=0.7)
-    assert (t.policy, t.codec, t.temperature, t.sampled) == ("p", "c", 0.7, 3)
+    t = r.transcript(policy="p", tokenizer="c", temperature=0.7)
+    assert (t.policy, t.tokenizer, t.temperature, t.sampled) == ("p", "c", 0.7, 3)
     assert t.sequences() == [
         TrainingSequence(
             ids=(1, 2, 3, 4, 5, 6),

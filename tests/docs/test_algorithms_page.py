@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the rows are; docs/write-an-algorithm.md shows a package that is."""
+"""docs/algorithms.md says what the algorithms are; docs/write-an-algorithm.md shows a package that is."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from quintain.errors import UsageError
-from quintain.interfaces.algorithm import KL, Row
-from quintain.learning.algorithms import PRESETS
+from quintain.interfaces.algorithm import KL, Algorithm
+from quintain.learning.algorithms import ALGORITHMS
 
 from .pages import ROOT, page
 
@@ -39,9 +39,9 @@ def test_the_tables_are_up_to_date() -> None:
     assert TOOL.page(text) == text, "run `make docs`"
 
 
-def test_every_method_stands_beside_a_relative() -> None:
-    """The table of differences leaves none out, names only rows there are, and says something of each pair."""
-    known = TOOL.rows()
+def test_every_algorithm_stands_beside_a_relative() -> None:
+    """The table of differences leaves none out, names only algorithms there are, and says something of each pair."""
+    known = TOOL.algorithms()
 
     assert set(known) - {"reinforce"} == {left for left, _ in TOOL.PAIRS}
     assert {name for pair in TOOL.PAIRS for name in pair} <= set(known)
@@ -51,7 +51,7 @@ def test_every_method_stands_beside_a_relative() -> None:
 
 def test_ratios_are_seen() -> None:
     """Which policies and what pooling: told by running the objective, so that no table can say otherwise."""
-    known = TOOL.rows()
+    known = TOOL.algorithms()
     shown = {name: TOOL.ratio(known[name][1]) for name in ("grpo", "gspo", "rloo", "kimi", "dppo", "cispo")}
 
     assert {
@@ -62,13 +62,13 @@ def test_ratios_are_seen() -> None:
         "dppo": "theta / mu of a token",
         "cispo": "theta / prox of a token",
     } == shown
-    product = PRESETS["grpo"].but(objective="sequence_clip")
+    product = ALGORITHMS["grpo"].replace(objective="sequence_clip")
     assert "theta / prox of an answer" == TOOL.ratio(product)
 
 
 def test_first_sentences() -> None:
     """Names with dots do not end a sentence."""
-    assert "R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783)." == TOOL.summary(PRESETS["dr_grpo"].advantage)
+    assert "R - mean(group): Dr. GRPO (Liu et al. 2025, 2503.20783)." == TOOL.summary(ALGORITHMS["dr_grpo"].advantage)
     assert all(TOOL.summary(piece).endswith(".") for _, piece in TOOL.pieces().values())
 
 
@@ -77,13 +77,15 @@ def test_every_refusal_of_a_pair_is_on_the_page() -> None:
     reached = set()
     for name, changes in TOOL.REFUSED:
         with pytest.raises(UsageError) as e:
-            TOOL.rows()[name][1].but(**changes)
+            TOOL.algorithms()[name][1].replace(**changes)
         last = traceback.extract_tb(e.value.__traceback__)[-1]
-        if last.filename == inspect.getsourcefile(Row):  # the others are refused by a piece of theirs
+        if last.filename == inspect.getsourcefile(Algorithm):  # the others are refused by a piece of theirs
             reached.add(last.lineno)
 
     of_kl = [line for line, said in raises(KL.__post_init__).items() if "zero gradient" in said]
-    of_pairs = [line for line, said in raises(Row.__post_init__).items() if "correction" in said or "surrogate" in said]
+    of_pairs = [
+        line for line, said in raises(Algorithm.__post_init__).items() if "correction" in said or "surrogate" in said
+    ]
     assert {*of_pairs, *of_kl} == reached, "add an example to REFUSED in tools/algorithms.py"
 
 
@@ -95,12 +97,17 @@ def raises(function: Callable[..., object]) -> dict[int, str]:
 
 
 def test_every_note_is_on_the_page() -> None:
-    """Each remark that a row or a piece can make is made by an example of the table."""
-    variants = [TOOL.rows()[name][1].but(**changes) for name, changes in TOOL.NOTED]
-    of_pieces = {remark for row in variants for piece in row.pieces if piece.fits and (remark := piece.fits(row))}
-    own = {note for row in variants for note in row.notes()} - of_pieces
+    """Each remark that an algorithm or a piece can make is made by an example of the table."""
+    variants = [TOOL.algorithms()[name][1].replace(**changes) for name, changes in TOOL.NOTED]
+    of_pieces = {
+        remark
+        for algorithm in variants
+        for piece in algorithm.pieces
+        if piece.fits and (remark := piece.fits(algorithm))
+    }
+    own = {note for algorithm in variants for note in algorithm.notes()} - of_pieces
 
-    assert inspect.getsource(Row.notes).count("notes.append(") == len(own)
+    assert inspect.getsource(Algorithm.notes).count("notes.append(") == len(own)
     assert 2 == len(of_pieces)
 
 
@@ -114,7 +121,7 @@ def test_the_page_shows_the_very_files_of_the_example() -> None:
 
 
 def test_the_example_is_as_short_as_it_says() -> None:
-    """One function and one row in about twenty lines besides imports."""
+    """One function and one algorithm in about twenty lines besides imports."""
     text = (EXAMPLE / "src" / "quintain_sapo" / "sapo.py").read_text()
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("from", "import"))]
 

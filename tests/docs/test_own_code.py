@@ -16,8 +16,8 @@ from .pages import page
 
 SMALL = {
     "sampling.max_tokens": "8",
-    "batch.groups": "2",
-    "batch.members": "4",
+    "batch.prompts": "2",
+    "batch.group_size": "4",
     "model.dtype": "float32",
     "learner.precision": "float32",
     "evaluation.tasks": "4",

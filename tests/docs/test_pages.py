@@ -19,7 +19,7 @@ from quintain.registry.discovery import GROUPS
 from quintain.registry.lookup import current
 from quintain.registry.manifest import parse as parse_manifest
 from quintain.training.recipe.tables import Recipe
-from quintain.training.resolve import algorithm, cast_table
+from quintain.training.resolve import resolve_algorithm, resolve_environment_table
 
 from ..core.models import save_tiny
 from .commands import ELSEWHERE, parse, run, shows
@@ -34,7 +34,7 @@ run.steps = 2
 model.name = "model"
 environments = [{ use = "arithmetic" }]
 sampling.max_tokens = 8
-batch = { groups = 2, members = 2 }
+batch = { prompts = 2, group_size = 2 }
 evaluation = { every = 1, tasks = 4, test = { tasks = 4 } }
 """
 
@@ -127,9 +127,9 @@ def check_toml(text: str, where: str) -> None:
     else:
         whole = text if "environments" in data else f'{text}\n[[environments]]\nuse = "arithmetic"\n'
         recipe = Recipe.parse(whole, source=where)
-        algorithm(recipe)
+        resolve_algorithm(recipe)
         for table in recipe.environments:
-            component = cast_table(table).component
+            component = resolve_environment_table(table).component
             if not signature_of(component).needs:
                 bind(component, table.args, {}, who=where)
 
@@ -146,10 +146,10 @@ def test_links_resolve(path: Path) -> None:
     for link in Page(path=path).links:
         if re.match(r"https?://|mailto:", link):
             continue
-        file, _, anchor = link.partition("#")
+        file, _, ratio_to = link.partition("#")
         target = (path.parent / file).resolve() if file else path
         assert target.exists(), f"{path.name}: {link}"
-        assert not anchor or anchor in Page(path=target).anchors, f"{path.name}: {link}"
+        assert not ratio_to or ratio_to in Page(path=target).anchors, f"{path.name}: {link}"
 
 
 def test_commands_that_run_elsewhere_are_run_there() -> None:

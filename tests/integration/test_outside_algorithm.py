@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from quintain.interfaces import pieces as algorithm
-from quintain.learning import Terms
+from quintain.interfaces import pieces as registered
+from quintain.learning import LossInputs
 
 from ..core.models import save_tiny
 
@@ -41,7 +41,7 @@ model = { name = "model", dtype = "float32", device = "cpu" }
 environments = [{ use = "babble.py:Babble" }]
 algorithm = { use = "sapo", args = { minibatches = 2, objective = { negative = 1.5 } } }
 sampling = { max_tokens = 4 }
-batch = { groups = 4, members = 4 }
+batch = { prompts = 4, group_size = 4 }
 learner = { lr = 3e-3, precision = "float32" }
 evaluation = { every = 0, test = { tasks = 4 } }
 """
@@ -91,7 +91,7 @@ def test_it_trains_by_name(environ: dict[str, str], tmp_path: Path) -> None:
 
 def test_its_gate_is_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Value and gradient against NumPy: f(r) = 4 / tau sigmoid(tau (r - 1)), f'(r) = 4 p (1 - p), tau by sign of A."""
-    monkeypatch.setattr(algorithm, "_PIECES", {k: p for k, p in algorithm._PIECES.items() if k[1] != "sapo"})
+    monkeypatch.setattr(registered, "_PIECES", {k: p for k, p in registered._PIECES.items() if k[1] != "sapo"})
     spec = importlib.util.spec_from_file_location("sapo_of_the_example", EXAMPLE / "src" / "quintain_sapo" / "sapo.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -101,7 +101,7 @@ def test_its_gate_is_the_papers(monkeypatch: pytest.MonkeyPatch) -> None:
     old = torch.full((len(ratio),), -1.0, dtype=torch.float64)
     logp = (old + torch.from_numpy(np.log(ratio))).requires_grad_()
     one = torch.arange(len(ratio))
-    t = Terms(
+    t = LossInputs(
         logp=logp, mu_logp=old, prox_logp=old, advantage=torch.from_numpy(gain), entropy=old, sample=one, group=one
     )
     loss = module.sapo(t, negative=2.0)

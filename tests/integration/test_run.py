@@ -40,8 +40,8 @@ use = "grpo"
 [sampling]
 max_tokens = 8
 [batch]
-groups = 4
-members = 4
+prompts = 4
+group_size = 4
 [learner]
 lr = 3e-3
 warmup_steps = 2
@@ -111,7 +111,7 @@ def test_rollouts_are_readable_by_datasets(place: Path, undisturbed: list[dict[s
     rows = datasets.load_dataset("parquet", data_files=files, split="train", cache_dir=str(place / "cache"))
 
     assert STEPS * 16 == len(rows)
-    assert {"reply", "ending"} <= set(rows.column_names)
+    assert {"reply", "termination"} <= set(rows.column_names)
 
 
 def test_checkpoint_loads_with_transformers(place: Path, undisturbed: list[dict[str, Any]]) -> None:
@@ -151,22 +151,22 @@ size = 40
 [algorithm]
 use = "grpo"
 [algorithm.args]
-admission = "varied"
+group_filter = "varied"
 [algorithm.args.plan]
-refill = "active"
+resample = "active"
 attempts = 4
-order = "failures"
-retire = 0.8
-probe = 4
-keep = [0.05, 0.95]
-lag = 2
-interrupt = { low = 2, high = 5, text = ".", until = "" }
+order = "hard_first"
+drop_solved = 0.8
+difficulty_samples = 4
+difficulty_range = [0.05, 0.95]
+staleness = 2
+thinking_budget = { min_tokens = 2, max_tokens = 5, text = ".", until = "" }
 """
 
 
 @pytest.mark.slow
 def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(place: Path) -> None:
-    """Refill, an order that learns from outcomes, probing and a lagging sampler survive `kill -9`."""
+    """Resampling, an order that learns from outcomes, measuring difficulty and a stale sampler survive `kill -9`."""
     text = (place / "recipe.toml").read_text().replace("letters:Letters", "babble:Babble")
     (place / "plan.toml").write_text(text.replace('[algorithm]\nuse = "grpo"\n', PLAN))
     finish(start(place, "train", "plan.toml", "--name", "plan-calm"))
@@ -182,7 +182,7 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
 
     found = metrics(place, "plan-calm")
     assert found == metrics(place, "plan-killed")
-    assert sum(step["groups.refused"] for step in found[1:]) > 0
+    assert sum(step["groups.rejected"] for step in found[1:]) > 0
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])

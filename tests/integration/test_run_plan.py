@@ -12,27 +12,27 @@ from typing import Any
 import pytest
 
 from quintain.errors import Interrupted, NoTasksError, UsageError
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.check import check_recipe
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
-from quintain.types.transcript import Source
-from quintain_curricula import difficulty as probing
+from quintain.types.transcript import TokenSource
+from quintain_curricula import difficulty as difficulty
 
 from ..core.models import save_tiny
 
 HERE = Path(__file__).parent
 STEPS = 6
 EVERYTHING: dict[str, Any] = {
-    "refill": "active",
+    "resample": "active",
     "attempts": 4,
-    "order": "failures",
-    "retire": 0.7,
-    "probe": 4,
-    "keep": [0.1, 0.9],
-    "lag": 2,
-    "interrupt": {"low": 2, "high": 5, "text": ".", "until": ""},
+    "order": "hard_first",
+    "drop_solved": 0.7,
+    "difficulty_samples": 4,
+    "difficulty_range": [0.1, 0.9],
+    "staleness": 2,
+    "thinking_budget": {"min_tokens": 2, "max_tokens": 5, "text": ".", "until": ""},
 }
 
 
@@ -80,21 +80,21 @@ def recipe(model: Path, plan: Mapping[str, Any], **changes: Any) -> Recipe:
             "run": {"steps": STEPS},
             "model": {"name": str(model), "device": "cpu"},
             "environments": [{"use": f"{HERE}/babble.py:Babble"}],
-            "algorithm": {"use": "dr_grpo", "args": {"plan": dict(plan), "admission": "varied"}},
+            "algorithm": {"use": "dr_grpo", "args": {"plan": dict(plan), "group_filter": "varied"}},
             "sampling": {"max_tokens": 8},
-            "batch": {"groups": 4, "members": 3},
+            "batch": {"prompts": 4, "group_size": 3},
             "learner": {"lr": 3e-3},
             "evaluation": {"every": 2, "tasks": 8, "test": {"tasks": 8}},
             "checkpoint": {"every": 2},
         }
-    ).but({key.replace("__", "."): value for key, value in changes.items()})
+    ).replace({key.replace("__", "."): value for key, value in changes.items()})
 
 
 def run(place: Path, told: Recipe | None = None, screen: Screen | None = None) -> dict[str, Any]:
     """Start a run in *place*, or go on with it."""
     folder = RunFolder.create(place, told.to_toml()) if told is not None else RunFolder.open(place)
     with folder:
-        return conduct(Recipe.parse(folder.recipe()), folder, screen or Watching())
+        return run_training(Recipe.parse(folder.recipe()), folder, screen or Watching())
 
 
 def metrics(place: Path) -> list[dict[str, Any]]:
@@ -136,7 +136,8 @@ def interrupt() -> None:
 def test_resumed_anywhere_it_is_the_same_run(
     model: Path, calm: tuple[Path, list[int]], tmp_path: Path, ends: list[tuple[int, int, int]], way: Any
 ) -> None:
-    """Refill, order by failures, retirement, probing, lag and interruption: metrics and weights agree bit for bit.
+    """Resampling, order by failures, dropping of solved tasks, measuring difficulty, staleness and interruption:
+    metrics and weights agree bit for bit.
 
     Each process goes on after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
     """
@@ -158,64 +159,72 @@ def test_resumed_anywhere_it_is_the_same_run(
 
 
 def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
-    """Groups tried, admitted and refused by reason; interruptions; versions as they were sampled; staleness."""
+    """Groups tried, accepted and refused by reason; interruptions; versions as they were sampled; staleness."""
     steps = metrics(calm[0])[1:]
     folder = RunFolder(calm[0], lock=False)
 
     for number, step in enumerate(steps, 1):
-        assert step["groups"] == step["groups.admitted"] + step["groups.refused"] <= 16
-        assert step["groups.missing"] == 4 - step["groups.admitted"]
-        assert step["groups.refused"] == step.get("groups.refused.all_verdicts_equal", 0)
+        assert step["groups"] == step["groups.accepted"] + step["groups.rejected"] <= 16
+        assert step["groups.missing"] == 4 - step["groups.accepted"]
+        assert step["groups.rejected"] == step.get("groups.rejected.all_outcomes_equal", 0)
         assert step["samples"] == 3 * step["groups"]
-        assert step["curriculum.retired"] >= 0
+        assert step["curriculum.dropped"] >= 0
         behind = min(2, number - 1)
         assert behind == step["staleness.mean"] == step["staleness.max"]
         rows = folder.read_rollouts(number)
         assert {-1, number - 1 - behind} == {v for row in rows for v in row["token_versions"]}
-        forced = [int(Source.FORCED) in row["token_sources"] for row in rows]
-        assert step["interrupted"] == pytest.approx(sum(forced) / len(forced))
-    assert sum(step["groups.refused"] for step in steps) > 0
-    assert max(step["interrupted"] for step in steps) > 0.5
+        forced = [int(TokenSource.FORCED) in row["token_sources"] for row in rows]
+        assert step["thinking_budget.reached"] == pytest.approx(sum(forced) / len(forced))
+    assert sum(step["groups.rejected"] for step in steps) > 0
+    assert max(step["thinking_budget.reached"] for step in steps) > 0.5
     groups = [g for n in range(1, STEPS + 1) for g in dict.fromkeys(r["group"] for r in folder.read_rollouts(n))]
     assert list(range(len(groups))) == groups
 
 
-@pytest.mark.parametrize("refill", ["rounds", "active"])
-def test_batches_are_full(model: Path, tmp_path: Path, refill: str) -> None:
-    """Where filtering leaves holes, refill leaves none."""
-    run(tmp_path / "run", recipe(model, {"refill": refill}, evaluation__every=0, evaluation__test__tasks=0))
+@pytest.mark.parametrize("resample", ["dynamic", "active"])
+def test_batches_are_full(model: Path, tmp_path: Path, resample: str) -> None:
+    """Where filtering leaves holes, resampling leaves none."""
+    run(tmp_path / "run", recipe(model, {"resample": resample}, evaluation__every=0, evaluation__test__tasks=0))
     steps = metrics(tmp_path / "run")[1:]
 
-    assert [4] * STEPS == [step["groups.admitted"] for step in steps]
+    assert [4] * STEPS == [step["groups.accepted"] for step in steps]
     assert [12.0] * STEPS == [step["learner.samples"] for step in steps]
     assert max(step["groups"] for step in steps) > 4
-    assert (max(step["groups.rounds"] for step in steps) > 1) == (refill == "rounds")
+    assert (max(step["groups.rounds"] for step in steps) > 1) == (resample == "dynamic")
 
 
 def test_a_step_that_cannot_be_filled_goes_on_and_says_so(model: Path, tmp_path: Path) -> None:
-    """Every group is solved by all or by none: nothing is admitted, whatever is tried."""
+    """Every group is solved by all or by none: nothing is accepted, whatever is tried."""
     screen = Watching()
-    told = recipe(model, {"refill": "rounds", "attempts": 2}, run__steps=1, batch__members=1, batch__min_members=1)
+    told = recipe(
+        model, {"resample": "dynamic", "attempts": 2}, run__steps=1, batch__group_size=1, batch__min_group_size=1
+    )
     run(tmp_path / "run", told, screen)
     (_, step) = metrics(tmp_path / "run")
 
-    assert (8, 0, 4) == (step["groups"], step["groups.admitted"], step["groups.missing"])
-    assert any("0 of 4 groups were admitted" in note and "plan.attempts" in note for note in screen.notes)
+    assert (8, 0, 4) == (step["groups"], step["groups.accepted"], step["groups.missing"])
+    assert any("0 of 4 groups were accepted" in note and "plan.attempts" in note for note in screen.notes)
 
 
-def test_probing_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) -> None:
+def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) -> None:
     """A run that dies before its first checkpoint does not ask again; what was left out is never tried."""
     place = tmp_path / "run"
-    told = recipe(model, {"probe": 4, "keep": [0.2, 0.8]}, checkpoint__every=0, evaluation__test__tasks=0, run__steps=3)
+    told = recipe(
+        model,
+        {"difficulty_samples": 4, "difficulty_range": [0.2, 0.8]},
+        checkpoint__every=0,
+        evaluation__test__tasks=0,
+        run__steps=3,
+    )
     first, second = Watching(8 + 12 * 4 + 5, kill), Watching()
     with pytest.raises(Killed):
         run(place, told, first)
     summary = run(place, None, second)
-    (rates,) = json.loads((place / "probe.json").read_text())["rates"]
+    (rates,) = json.loads((place / "difficulty.json").read_text())["rates"]
     kept = {task for task, rate in rates.items() if 0.2 <= rate <= 0.8}
     tried = {row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)}
 
-    assert any("probing 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
+    assert any("measuring difficulty 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
     assert not any("probing" in phase for phase in second.phases)
     assert 12 == len(rates) > len(kept) >= len(tried)
     assert tried <= kept
@@ -223,46 +232,54 @@ def test_probing_asks_once_and_leaves_the_rest_out(model: Path, tmp_path: Path) 
     assert 12 * 4 + 3 * 4 * 3 == summary["samples"]
 
 
-def test_probing_is_paid_for_in_the_record_of_step_0(model: Path, tmp_path: Path) -> None:
+def test_measuring_difficulty_is_paid_for_in_the_record_of_step_0(model: Path, tmp_path: Path) -> None:
     """Its samples, tokens and seconds; the records add up to the summary, and the budget counts it from the start."""
-    told = recipe(model, {"probe": 4}, run__steps=3, stop__samples=12 * 4 + 13, evaluation__test__tasks=0)
+    told = recipe(model, {"difficulty_samples": 4}, run__steps=3, stop__samples=12 * 4 + 13, evaluation__test__tasks=0)
     summary = run(tmp_path / "run", told)
     start, *steps = RunFolder(tmp_path / "run", lock=False).metrics()
 
     assert 12 * 4 == start["samples"] and start["tokens"] > 12 * 4
-    assert start["seconds.probe"] == summary["seconds"]["probe"] > 0
+    assert start["seconds.difficulty"] == summary["seconds"]["difficulty"] > 0
     assert "held_out.accuracy" in start
     assert [12, 12] == [step["samples"] for step in steps]  # the second step passes the budget
     for what in ("samples", "tokens"):
         assert summary[what] == start[what] + sum(step[what] for step in steps)
 
 
-def test_probing_spends_the_seconds_of_training(model: Path, tmp_path: Path) -> None:
-    """A budget that probing has used up leaves none for a step."""
-    told = recipe(model, {"probe": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
+def test_measuring_difficulty_spends_the_seconds_of_training(model: Path, tmp_path: Path) -> None:
+    """A budget that measuring difficulty has used up leaves none for a step."""
+    told = recipe(model, {"difficulty": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
 
     assert 0 == run(tmp_path / "run", told)["steps"]
 
 
-def test_probing_goes_on_chunk_by_chunk(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_difficulty_goes_on_chunk_by_chunk(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was answered is kept, also what it cost and how much of it failed."""
-    monkeypatch.setattr(probing, "CHUNK", 5)
+    monkeypatch.setattr(difficulty, "CHUNK", 5)
     environments = [{"use": f"{HERE}/babble.py:Frail"}]
     settings: dict[str, Any] = {"environments": environments, "run__steps": 3, "evaluation__test__tasks": 0}
-    told = recipe(model, {"probe": 4, "keep": [0.0, 1.0]}, checkpoint__every=0, batch__retries=0, **settings)
+    told = recipe(
+        model,
+        {"difficulty_samples": 4, "difficulty_range": [0.0, 1.0]},
+        checkpoint__every=0,
+        batch__retries=0,
+        **settings,
+    )
     place, second = tmp_path / "killed", Watching()
     with pytest.raises(Killed):
         run(place, told, Watching(8 + 5 * 4 + 7, kill))
-    kept = json.loads((place / "probe.json").read_text())
+    kept = json.loads((place / "difficulty.json").read_text())
     assert ([5], 20) == ([len(rates) for rates in kept["rates"]], kept["rollouts"]) and kept["seconds"] > 0
     summary = run(place, None, second)
     calm = run(tmp_path / "calm", told)
 
-    assert any("probing 7 tasks" in phase for phase in second.phases)
+    assert any("measuring difficulty 7 tasks" in phase for phase in second.phases)
     assert metrics(tmp_path / "calm") == metrics(place)
-    whole = json.loads((place / "probe.json").read_text())
-    assert whole["seconds"] == summary["seconds"]["probe"] > kept["seconds"]
-    assert whole["seconds"] == RunFolder(place, lock=False).metrics()[0]["seconds.probe"]
+    whole = json.loads((place / "difficulty.json").read_text())
+    assert whole["seconds"] == summary["seconds"]["difficulty"] > kept["seconds"]
+    assert whole["seconds"] == RunFolder(place, lock=False).metrics()[0]["seconds.difficulty"]
     failed = sum(whole["failures"].values())
     assert failed == 4 * sum(rate is None for rate in whole["rates"][0].values()) > 0
     assert calm["failures"] == summary["failures"] and sum(summary["failures"].values()) > failed
@@ -270,16 +287,22 @@ def test_probing_goes_on_chunk_by_chunk(model: Path, tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rates": [{}]}', '{"samples": 2, "rates": 3}'])
-def test_a_damaged_record_of_probing_is_not_believed(model: Path, tmp_path: Path, text: str) -> None:
-    """Tasks are probed anew, and it is said."""
-    told = recipe(model, {"probe": 2, "keep": [0.0, 1.0]}, run__steps=1, evaluation__every=0, evaluation__test__tasks=0)
+def test_a_damaged_record_of_measuring_difficulty_is_not_believed(model: Path, tmp_path: Path, text: str) -> None:
+    """Tasks are measured anew, and it is said."""
+    told = recipe(
+        model,
+        {"difficulty_samples": 2, "difficulty_range": [0.0, 1.0]},
+        run__steps=1,
+        evaluation__every=0,
+        evaluation__test__tasks=0,
+    )
     screen = Watching()
     RunFolder.create(tmp_path / "run", told.to_toml()).close()
-    (tmp_path / "run" / "probe.json").write_text(text)
+    (tmp_path / "run" / "difficulty.json").write_text(text)
     run(tmp_path / "run", None, screen)
 
-    assert any("probe.json" in line for line in screen.warnings)
-    assert 8 == json.loads((tmp_path / "run" / "probe.json").read_text())["rollouts"]
+    assert any("difficulty.json" in line for line in screen.warnings)
+    assert 8 == json.loads((tmp_path / "run" / "difficulty.json").read_text())["rollouts"]
 
 
 @pytest.mark.parametrize("limit, steps", [({"samples": 25}, 3), ({"tokens": 150}, None), ({"seconds": 1e-6}, 1)])
@@ -306,8 +329,12 @@ def test_a_run_that_has_learned_enough_stops(model: Path, tmp_path: Path) -> Non
 
 def test_a_filter_that_keeps_nothing_says_what_it_found(model: Path, tmp_path: Path) -> None:
     """The error names the setting and how the tasks fared."""
-    told = recipe(model, {"probe": 2, "keep": [0.7, 0.8]}, run__steps=1, evaluation__test__tasks=0)
-    with pytest.raises(NoTasksError, match=r"0 of 4 tasks .* from 0.7 to 0.8 in 2 samples .* widen plan.keep"):
+    told = recipe(
+        model, {"difficulty_samples": 2, "difficulty_range": [0.7, 0.8]}, run__steps=1, evaluation__test__tasks=0
+    )
+    with pytest.raises(
+        NoTasksError, match=r"0 of 4 tasks .* from 0.7 to 0.8 in 2 samples .* widen plan.difficulty_range"
+    ):
         run(tmp_path / "run", told)
 
 
@@ -315,12 +342,12 @@ def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> 
     """The sampler never moves here, what is measured does."""
     told = recipe(
         model,
-        {"lag": 100},
+        {"staleness": 100},
         evaluation__every=1,
         evaluation__tasks=24,
         evaluation__temperature=1.0,
         learner__lr=3e-2,
-        algorithm__args__admission="minimum",
+        algorithm__args__group_filter="minimum",
     )
     run(tmp_path / "run", told)
     steps = metrics(tmp_path / "run")
@@ -333,7 +360,7 @@ def test_held_out_tasks_meet_the_newest_weights(model: Path, tmp_path: Path) -> 
 
 def test_an_order_by_level_without_levels_is_refused_at_the_start(model: Path) -> None:
     """Before a model is loaded."""
-    told = recipe(model, {"order": "level"}, environments=[{"use": f"{HERE}/babble.py:Flat"}])
+    told = recipe(model, {"order": "easy_to_hard"}, environments=[{"use": f"{HERE}/babble.py:Flat"}])
     with pytest.raises(UsageError, match=r"environment '.*Flat' has no level"):
         check_recipe(told)
-    check_recipe(recipe(model, {"order": "level"}))
+    check_recipe(recipe(model, {"order": "easy_to_hard"}))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from quintain.interfaces.pieces import Piece
-from quintain.learning import PRESETS, Terms
-from quintain.learning.loss import weighted_sum
+from quintain.learning import ALGORITHMS, LossInputs
+from quintain.learning.loss import weighted_loss
 from quintain.registry.pieces import find
 from quintain_algorithms import GSPO
 
@@ -25,9 +25,9 @@ def terms(
     prox: Sequence[float] | float = 1.0,
     mu: Sequence[float] | float | None = None,
     samples: Sequence[int] = (),
-    anchor: str = "prox",
+    ratio_to: str = "prox",
     **statistics: Tensor,
-) -> Terms:
+) -> LossInputs:
     """Probabilities (or, with the others 1, ratios) per token; *samples* is which sample each token belongs to."""
     n = len(theta)
     owner = torch.tensor(samples or [0] * n)
@@ -35,7 +35,7 @@ def terms(
     def logs(given: Sequence[float] | float) -> Tensor:
         return torch.tensor([given] * n if isinstance(given, float) else given, dtype=torch.float64).log()
 
-    return Terms(
+    return LossInputs(
         logp=logs(theta).requires_grad_(),
         mu_logp=logs(prox if mu is None else mu),
         prox_logp=logs(prox),
@@ -43,12 +43,12 @@ def terms(
         entropy=torch.zeros(n, dtype=torch.float64),
         sample=owner,
         group=torch.zeros(int(owner.max()) + 1, dtype=torch.long),
-        anchor=anchor,  # type: ignore[arg-type]
+        ratio_to=ratio_to,  # type: ignore[arg-type]
         statistics=statistics,
     )
 
 
-def outcome(piece: Piece, t: Terms) -> tuple[list[float], list[float], dict[str, list[bool]]]:
+def outcome(piece: Piece, t: LossInputs) -> tuple[list[float], list[float], dict[str, list[bool]]]:
     """Terms, their derivatives by log theta of each token, and what else was told."""
     found = piece(t)
     values, told = found if isinstance(found, tuple) else (found, {})
@@ -57,7 +57,7 @@ def outcome(piece: Piece, t: Terms) -> tuple[list[float], list[float], dict[str,
 
 
 def piece(name: str, **args: Any) -> Piece:
-    return find("objective", name).using(**args)
+    return find("objective", name).configure(**args)
 
 
 # ---------------------------------------------------------------- clips
@@ -150,7 +150,7 @@ def test_gspo_of_tokens_is_gspo_where_a_sample_has_one_advantage() -> None:
     found = []
     for name in ("gspo", "gspo_token"):
         t = terms(theta, advantage, samples=owner)
-        loss = weighted_sum(GSPO.but(objective={"use": name, "low": 0.1, "high": 0.15}), t, weight).loss
+        loss = weighted_loss(GSPO.replace(objective={"use": name, "low": 0.1, "high": 0.15}), t, weight).loss
         found.append(torch.autograd.grad(loss, t.logp)[0])
     torch.testing.assert_close(*found, rtol=1e-12, atol=1e-15)
 
@@ -179,7 +179,7 @@ def test_an_exactly_open_clip_has_the_whole_gradient() -> None:
 # ---------------------------------------------------------------- caps and divergence masks
 
 MASKS = [
-    # piece, arguments, theta, anchor (probabilities), advantage, d term / d log theta = -weight A, what is told
+    # piece, arguments, theta, ratio_to (probabilities), advantage, d term / d log theta = -weight A, what is told
     ("cispo", {}, 0.9, 0.3, 1.0, -3.0, ""),
     ("cispo", {}, 0.9, 0.1, 1.0, -5.0, "clip_high"),
     ("cispo", {}, 0.9, 0.1, -1.0, 5.0, "clip_high"),
@@ -202,7 +202,7 @@ MASKS = [
 ]
 
 
-@pytest.mark.parametrize("anchor", ["mu", "prox"])
+@pytest.mark.parametrize("ratio_to", ["mu", "prox"])
 @pytest.mark.parametrize("name, args, theta, before, advantage, slope, told", MASKS)
 def test_caps_and_divergence_masks(
     name: str,
@@ -212,19 +212,19 @@ def test_caps_and_divergence_masks(
     advantage: float,
     slope: float,
     told: str,
-    anchor: str,
+    ratio_to: str,
 ) -> None:
-    """Weights carry no gradient, and the row's anchor is the one that counts."""
+    """Weights carry no gradient, and the algorithm's ratio_to is the one that counts."""
     other = 0.5
-    prox, mu = (before, other) if anchor == "prox" else (other, before)
-    t = terms([theta], [advantage], prox=prox, mu=mu, anchor=anchor)
+    prox, mu = (before, other) if ratio_to == "prox" else (other, before)
+    t = terms([theta], [advantage], prox=prox, mu=mu, ratio_to=ratio_to)
     values, slopes, said = outcome(piece(name, **args), t)
     assert slopes == pytest.approx([slope])
     assert values == pytest.approx([slope * math.log(theta)])
     assert [name for name, at in said.items() if at[0]] == ([told] if told else [])
 
 
-def top_terms(sampled: int, advantage: float, before: Sequence[float], now: Sequence[float], top: int) -> Terms:
+def top_terms(sampled: int, advantage: float, before: Sequence[float], now: Sequence[float], top: int) -> LossInputs:
     """One token of a small vocabulary; the likeliest *top* are prox's."""
     p, q = (torch.tensor(x, dtype=torch.float64) for x in (before, now))
     ids = p.topk(top).indices
@@ -296,7 +296,7 @@ def test_squared_loss_of_kimi() -> None:
 def weights(name: str, prox: Sequence[float], samples: Sequence[int] = (), **args: Any) -> list[float]:
     """Of tokens with prox / mu as given."""
     t = terms([1.0] * len(prox), [1.0] * len(prox), prox=prox, mu=1.0, samples=samples)
-    found = find("correction", name).using(**args)(t)
+    found = find("correction", name).configure(**args)(t)
     assert not found.requires_grad
     return list(found.tolist())
 
@@ -355,13 +355,13 @@ def test_a_mask_over_the_sum_leaves_out_the_longer_sample_first() -> None:
 
 def test_a_masked_term_leaves_the_denominators_alone() -> None:
     """Its weight is 0; the others keep theirs. The KL term is not weighed."""
-    row = PRESETS["dr_grpo"].but(correction={"use": "icepop", "low": 0.5, "high": 2.0})
+    algorithm = ALGORITHMS["dr_grpo"].replace(correction={"use": "icepop", "low": 0.5, "high": 2.0})
     t = terms([1.0, 1.0], [1.0, 1.0], prox=[1.0, 3.0], mu=1.0)
     t = replace(t, prox_logp=t.prox_logp, ref_logp=torch.full((2,), -0.5, dtype=torch.float64))
     weight = torch.full((2,), 0.25, dtype=torch.float64)
     for kl, extra in (({"coefficient": 0.0}, 0.0), ({"where": "loss", "estimator": "k2", "coefficient": 1.0}, 0.5)):
         fresh = replace(t, logp=t.logp.detach().requires_grad_())
-        out = weighted_sum(row.but(kl=kl), fresh, weight)
+        out = weighted_loss(algorithm.replace(kl=kl), fresh, weight)
         assert out.correction.tolist() == [1.0, 0.0]
         slope = torch.autograd.grad(out.loss, fresh.logp)[0]
         assert slope.tolist() == pytest.approx([0.25 * (extra - 1.0), 0.25 * extra])
@@ -372,7 +372,7 @@ def test_a_certain_token_that_becomes_doubtful_is_masked_in_float32() -> None:
     for before in (0.0, -1e-8, -1e-3):
         one = torch.tensor([math.log(0.5)], dtype=torch.float32, requires_grad=True)
         held = torch.tensor([before], dtype=torch.float32)
-        t = Terms(
+        t = LossInputs(
             logp=one,
             mu_logp=held,
             prox_logp=held,
@@ -380,7 +380,7 @@ def test_a_certain_token_that_becomes_doubtful_is_masked_in_float32() -> None:
             entropy=torch.zeros(1),
             sample=torch.zeros(1, dtype=torch.long),
             group=torch.zeros(1, dtype=torch.long),
-            anchor="mu",
+            ratio_to="mu",
         )
         terms, told = piece("dppo_kl")(t)
         assert told["clip_low"].tolist() == [True]

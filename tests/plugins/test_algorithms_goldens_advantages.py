@@ -22,7 +22,7 @@ from ..core import batches
 def step(rewards: Sequence[float], groups: Sequence[int] = (), tokens: int = 2, **sample: Any) -> Step:
     """Samples of some tokens each, with what a step under prox would hold."""
     samples = tuple(
-        Sample(sequences=(batches.sequence([1], [2] * tokens),), verdict=r, group=g, **sample)
+        Sample(sequences=(batches.sequence([1], [2] * tokens),), outcome=r, group=g, **sample)
         for r, g in zip(rewards, groups or [0] * len(rewards), strict=True)
     )
     n = tokens * len(rewards)
@@ -39,15 +39,15 @@ RELATIVE = [
 """Advantages that compare rewards, so that equal ones say nothing."""
 
 
-@pytest.mark.parametrize("members", [1, 2, 3, 8, 12])
+@pytest.mark.parametrize("group_size", [1, 2, 3, 8, 12])
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 0.9, 1.0, 1e6])
 @pytest.mark.parametrize("name", RELATIVE)
-def test_equal_rewards_give_exactly_nothing(name: str, reward: float, members: int) -> None:
+def test_equal_rewards_give_exactly_nothing(name: str, reward: float, group_size: int) -> None:
     """Also where their mean, in floating point, is not one of them (0.1, 0.7, 0.9), and where sums differ by rounding:
     0.1 + 0.2 is not 0.3.
     """
     noise = [reward, (reward / 3) * 3, reward + 0.3 - 0.1 - 0.2]
-    values = [noise[i % 3] for i in range(members)]
+    values = [noise[i % 3] for i in range(group_size)]
     assert is_constant(values)
     found = find("advantage", name)(step(values))
     assert not torch.as_tensor(found).any()
@@ -80,10 +80,12 @@ def test_nearly_equal_is_not_equal(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["group_norm", "process_norm"])
 def test_a_spread_that_has_no_degrees_of_freedom_gives_nothing(name: str) -> None:
-    for members in (1, 2, 3):
-        found = torch.as_tensor(find("advantage", name).using(ddof=members)(step([float(i) for i in range(members)])))
+    for group_size in (1, 2, 3):
+        found = torch.as_tensor(
+            find("advantage", name).configure(ddof=group_size)(step([float(i) for i in range(group_size)]))
+        )
         assert not found.any()
-    assert torch.as_tensor(find("advantage", name).using(ddof=1)(step([0.0, 1.0]))).any()
+    assert torch.as_tensor(find("advantage", name).configure(ddof=1)(step([0.0, 1.0]))).any()
 
 
 @pytest.mark.parametrize("name", RELATIVE)
@@ -111,13 +113,13 @@ def test_batch_norm_per_environment_keeps_scales_apart() -> None:
     held = step([0.0, 1.0, 0.0, 100.0], (0, 0, 1, 1))
     samples = tuple(replace(s, environment=e) for s, e in zip(held.batch.samples, "aabb", strict=True))
     held = replace(held, batch=replace(held.batch, samples=samples))
-    apart = find("advantage", "batch_norm").using(over="environment")(held)
+    apart = find("advantage", "batch_norm").configure(over="environment")(held)
     assert apart == pytest.approx([-1, 1, -1, 1], rel=1e-3)
     together = find("advantage", "batch_norm")(held)
     spread = math.sqrt((2 * 0.25 + 2 * 2500) / 4)
     assert together == pytest.approx([-0.5 / spread, 0.5 / spread, -50 / spread, 50 / spread], rel=1e-3)
     with pytest.raises(UsageError, match="expected batch or environment"):
-        find("advantage", "batch_norm").using(over="task")(held)
+        find("advantage", "batch_norm").configure(over="task")(held)
 
 
 @pytest.mark.parametrize(
@@ -132,22 +134,22 @@ def test_batch_norm_per_environment_keeps_scales_apart() -> None:
     ],
 )
 def test_maxrl_by_hand(form: str, rewards: list[float], want: list[float]) -> None:
-    assert find("advantage", "maxrl").using(form=form)(step(rewards)) == pytest.approx(want)
+    assert find("advantage", "maxrl").configure(form=form)(step(rewards)) == pytest.approx(want)
 
 
 def test_maxrl_refuses_what_its_logarithm_does_not_know() -> None:
     with pytest.raises(UsageError, match="not negative"):
         find("advantage", "maxrl")(step([-1.0, 1.0]))
     with pytest.raises(UsageError, match="centred or success"):
-        find("advantage", "maxrl").using(form="middle")(step([0.0, 1.0]))
+        find("advantage", "maxrl").configure(form="middle")(step([0.0, 1.0]))
 
 
 def test_returns_and_process_rewards_by_hand() -> None:
     """Two turns of one and two tokens with scores 0.5 and 0.25; 1.25 came for the whole, hence with the last token."""
     sample = Sample(
-        sequences=(batches.sequence([1], [2, 3, 4]),), verdict=2.0, group=0, turns=(1, 2), turn_scores=(0.5, 0.25)
+        sequences=(batches.sequence([1], [2, 3, 4]),), outcome=2.0, group=0, turns=(1, 2), turn_scores=(0.5, 0.25)
     )
-    other = Sample(sequences=(batches.sequence([1], [2]),), verdict=0.5, group=0)
+    other = Sample(sequences=(batches.sequence([1], [2]),), outcome=0.5, group=0)
     held = Step(batch=Batch(samples=(sample, other)), rewards=(2.0, 0.5))
     assert returns(held).tolist() == pytest.approx([2.0, 1.5, 1.5, 0.5])
     scores = torch.tensor([0.5, 1.5, 0.5], dtype=torch.float64)  # of the three turns of the group
@@ -159,16 +161,16 @@ def test_returns_and_process_rewards_by_hand() -> None:
 def test_a_turn_without_tokens_hands_its_score_on() -> None:
     """What it was given is not lost, and the scores of other turns stay with them."""
     sample = Sample(
-        sequences=(batches.sequence([1], [2, 3]),), verdict=1.0, group=0, turns=(1, 0, 1), turn_scores=(0.5, 0.2, 0.3)
+        sequences=(batches.sequence([1], [2, 3]),), outcome=1.0, group=0, turns=(1, 0, 1), turn_scores=(0.5, 0.2, 0.3)
     )
     held = Step(batch=Batch(samples=(sample,)), rewards=(1.0,))
     assert returns(held).tolist() == pytest.approx([1.0, 0.5])
 
 
 def test_optimal_baseline_by_hand() -> None:
-    """Weights 1 - 2 p + sum p^2, added up along each sample; the place that one member alone reaches gets nothing."""
+    """Weights 1 - 2 p + sum p^2, added up along each sample; the place that one sample alone reaches gets nothing."""
     samples = tuple(
-        Sample(sequences=(batches.sequence([1], [2] * n),), verdict=r, group=0) for n, r in ((2, 1.0), (1, 0.0))
+        Sample(sequences=(batches.sequence([1], [2] * n),), outcome=r, group=0) for n, r in ((2, 1.0), (1, 0.0))
     )
     prox = torch.tensor([0.5, 0.8, 0.2], dtype=torch.float64).log()
     square = torch.tensor([0.5, 0.7, 0.4], dtype=torch.float64)
@@ -192,7 +194,7 @@ def test_certain_tokens_weigh_nothing_in_the_optimal_baseline() -> None:
 )
 def test_overlong_punishment(tokens: int, turns: tuple[int, ...], punished: float) -> None:
     """Over the last fifth of ten tokens; the longest turn counts."""
-    sample = Sample(sequences=(batches.sequence([1], [2] * tokens),), verdict=1.0, group=0, turns=turns)
+    sample = Sample(sequences=(batches.sequence([1], [2] * tokens),), outcome=1.0, group=0, turns=turns)
     assert overlong(sample.longest_turn, 10, 0.2) == pytest.approx(punished)
     assert overlong(sample.longest_turn, 10, 0.0) == 0.0
     with pytest.raises(UsageError, match="max_tokens"):
@@ -202,8 +204,8 @@ def test_overlong_punishment(tokens: int, turns: tuple[int, ...], punished: floa
 def test_turns_without_scores_are_one_turn() -> None:
     """Then process rewards are outcome rewards, also where an answer has several turns."""
     samples = tuple(
-        Sample(sequences=(batches.sequence([1], [2] * 5),), verdict=verdict, group=0, turns=(3, 2))
-        for verdict in (1.0, 0.0)
+        Sample(sequences=(batches.sequence([1], [2] * 5),), outcome=outcome, group=0, turns=(3, 2))
+        for outcome in (1.0, 0.0)
     )
     held = Step(batch=Batch(samples=samples), rewards=(1.0, 0.0))
     by_sample = find("advantage", "group_norm")(held)
@@ -219,7 +221,7 @@ def test_environments_are_normalised_apart_when_asked(name: str) -> None:
         samples = tuple(
             Sample(
                 sequences=(batches.sequence([1], [2] * (2 + k)),),
-                verdict=scale * (k % 2),
+                outcome=scale * (k % 2),
                 group=group,
                 environment=f"e{scale}",
             )

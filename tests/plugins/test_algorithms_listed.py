@@ -15,16 +15,16 @@ import pytest
 from quintain.cli import main
 from quintain.cli.describe import PHRASES, Difference, differences, phrase, settings
 from quintain.errors import PluginError
-from quintain.interfaces import pieces as algorithm
-from quintain.interfaces.algorithm import KL, Row
+from quintain.interfaces import pieces as registered
+from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import KINDS
-from quintain.interfaces.sampling_plan import Plan
-from quintain.learning.algorithms import PRESETS
+from quintain.interfaces.sampling_plan import SamplingPlan
+from quintain.learning.algorithms import ALGORITHMS
 from quintain.registry.binding import bind
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
-from quintain.types.sampling import Interrupt
+from quintain.types.sampling import ThinkingBudget
 
 from ..core.rows import ROWS as KNOWN
 
@@ -40,22 +40,22 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> An
 
 # ---------------------------------------------------------------- discovery
 @pytest.mark.parametrize("component", ROWS, ids=lambda c: c.id)
-def test_the_manifest_says_what_the_row_says(component: Component) -> None:
-    """A listing reads manifests; summary and source in them are the row's own, and so is the name."""
+def test_the_manifest_says_what_the_algorithm_says(component: Component) -> None:
+    """A listing reads manifests; summary and source in them are the algorithm's own, and so is the name."""
     registry = Registry([component])
-    row, entry = registry.resolve(component), registry.entry(component)
+    algorithm, entry = registry.resolve(component), registry.entry(component)
 
     assert entry is not None
-    assert (row.name, row.summary, row.source) == (component.name, entry.summary, entry.source)
+    assert (algorithm.name, algorithm.summary, algorithm.source) == (component.name, entry.summary, entry.source)
 
 
-def test_every_preset_is_a_component() -> None:
-    """Core's table has no row that `algorithm.use` does not find, and the workspace has those of the plugins."""
-    assert set(PRESETS) == {c.name for c in ROWS if c.distribution == "quintain"}
+def test_every_algorithm_is_a_component() -> None:
+    """Core's table has no algorithm that `algorithm.use` does not find, and the workspace has those of the plugins."""
+    assert set(ALGORITHMS) == {c.name for c in ROWS if c.distribution == "quintain"}
     assert {"cispo", "ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo", "sft"} <= {c.name for c in ROWS}
 
 
-def test_listing_shows_every_row_with_its_source_and_imports_none() -> None:
+def test_listing_shows_every_algorithm_with_its_source_and_imports_none() -> None:
     """`quintain list algorithms --json`, in an interpreter that can tell what was imported."""
     program = (
         "import sys; from quintain.cli import main; main(['list', 'algorithms', '--json']); "
@@ -100,69 +100,69 @@ try:
 except UnknownNameError as e:
     print("did you mean 'ppo_clip'" in str(e))
 print(find("objective", "ppo_clip"), find("correction", "none").name, find("advantage", "advantage.ema").name)
-print(find("update", "natural"), find("aggregation", "winners"))
+print(find("optimizer_step", "natural"), find("aggregation", "winners"))
 """
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
-    assert ["True", "objective.ppo_clip() none ema", "update.natural() aggregation.winners()"] == (
+    assert ["True", "objective.ppo_clip() none ema", "optimizer_step.natural() aggregation.winners()"] == (
         done.stdout.splitlines()
     )
     assert not any("." in c.name for c in ROWS)
 
 
-# ---------------------------------------------------------------- rows as data
+# ---------------------------------------------------------------- algorithms as data
 @pytest.mark.parametrize("name", KNOWN)
-def test_settings_make_the_row_again(name: str) -> None:
-    """What `settings` gives is what `Row.but` takes."""
+def test_settings_make_the_algorithm_again(name: str) -> None:
+    """What `settings` gives is what `Algorithm.replace` takes."""
     row = KNOWN[name]
-    again = KNOWN["sft" if name != "sft" else "scalerl"].but(**settings(row))
+    again = KNOWN["sft" if name != "sft" else "scalerl"].replace(**settings(row))
 
     assert settings(again) == settings(row)
     assert () == differences(again, row)
 
 
 def test_dapo_differs_from_grpo_in_these() -> None:
-    """The method in a list: clip-higher, token mean, no KL, dynamic sampling, overlong punishment."""
-    found = {d.setting: (d.left, d.right) for d in differences(PRESETS["dapo"], PRESETS["grpo"])}
+    """The algorithm in a list: clip-higher, token mean, no KL, dynamic sampling, overlong punishment."""
+    found = {d.setting: (d.left, d.right) for d in differences(ALGORITHMS["dapo"], ALGORITHMS["grpo"])}
 
     assert (0.28, None) == found.pop("objective.high")
     assert ({"use": "token"}, {"use": "sequence"}) == found.pop("aggregation")
-    assert ("varied", "minimum") == tuple(a["use"] for a in found.pop("admission"))
+    assert ("varied", "minimum") == tuple(a["use"] for a in found.pop("group_filter"))
     left, right = found.pop("kl")
     assert left is None
     assert ("loss", "k3", 0.04) == (right["where"], right["estimator"], right["coefficient"])
-    assert ("rounds", "none") == found.pop("plan.refill")
+    assert ("dynamic", "none") == found.pop("plan.resample")
     assert {"overlong": (0.2, 0.0)} == found
 
 
 def test_differences_are_said_in_words() -> None:
     """Each kind of setting."""
-    grpo = PRESETS["grpo"]
+    grpo = ALGORITHMS["grpo"]
 
     def words(**changes: Any) -> list[str]:
-        return [d.words for d in differences(grpo.but(**changes), grpo)]
+        return [d.words for d in differences(grpo.replace(**changes), grpo)]
 
     assert ["objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"] == words(
         objective={"use": "cispo", "cap": 3.0}
     )
     assert ["objective low 0.1 instead of 0.2"] == words(objective={"low": 0.1})
     assert ["no KL instead of KL k3 in the loss, 0.04"] == words(kl={"coefficient": 0.0})
-    assert ["ratio to mu instead of ratio to prox"] == words(anchor="mu")
+    assert ["ratio to mu instead of ratio to prox"] == words(ratio_to="mu")
     assert ["truncated samples left out instead of truncated samples trained"] == words(mask_truncated=True)
     assert ["2 epochs instead of 1 epoch", "3 minibatches instead of 1 minibatch"] == words(epochs=2, minibatches=3)
-    assert ["interruption after 5 to 9 tokens instead of no interruption"] == words(
-        plan=Plan(interrupt=Interrupt(low=5, high=9))
+    assert ["thinking budget of 5 to 9 tokens instead of no thinking budget"] == words(
+        plan=SamplingPlan(thinking_budget=ThinkingBudget(min_tokens=5, max_tokens=9))
     )
 
 
 def test_what_does_nothing_is_no_difference() -> None:
-    """The anchor of an objective without a ratio, and how a KL term is estimated that is off."""
-    rloo = PRESETS["rloo"]
+    """The ratio_to of an objective without a ratio, and how a KL term is estimated that is off."""
+    rloo = ALGORITHMS["rloo"]
 
-    assert () == differences(rloo.but(anchor="mu"), rloo)
-    assert () == differences(rloo.but(kl=KL(where="loss", estimator="k3")), rloo)
+    assert () == differences(rloo.replace(ratio_to="mu"), rloo)
+    assert () == differences(rloo.replace(kl=KL(where="loss", estimator="k3")), rloo)
     assert ("objective",) == tuple(
-        d.setting for d in differences(PRESETS["dr_grpo"].but(advantage="leave_one_out"), rloo)
+        d.setting for d in differences(ALGORITHMS["dr_grpo"].replace(advantage="leave_one_out"), rloo)
     )
 
 
@@ -173,31 +173,31 @@ def test_differences_mirror() -> None:
         assert set(map(str, differences(a, b))) == set(map(str, swapped)), (a.name, b.name)
 
 
-def test_services_of_a_served_row_are_no_settings() -> None:
+def test_services_of_a_served_algorithm_are_no_settings() -> None:
     """What a slot holds is the run's affair."""
-    row = PRESETS["grpo"]
+    algorithm = ALGORITHMS["grpo"]
 
-    assert settings(row) == settings(row.served({}))
-    assert "services" in settings(row)
+    assert settings(algorithm) == settings(algorithm.with_services({}))
+    assert "services" in settings(algorithm)
 
 
 def test_every_setting_has_a_phrase() -> None:
-    """A field that is added to `Row` or `Plan` gets words, or a listing would fail on it."""
+    """A field that is added to `Algorithm` or `SamplingPlan` gets words, or a listing would fail on it."""
     about = {"name", "summary", "source", "published"}
-    of_row = {f.name for f in dataclasses.fields(Row)} - {*about, *KINDS, "kl", "plan"}
-    of_plan = {f"plan.{f.name}" for f in dataclasses.fields(Plan)}
+    of_algorithm = {f.name for f in dataclasses.fields(Algorithm)} - {*about, *KINDS, "kl", "plan"}
+    of_plan = {f"plan.{f.name}" for f in dataclasses.fields(SamplingPlan)}
 
-    assert of_row | of_plan == set(PHRASES)
+    assert of_algorithm | of_plan == set(PHRASES)
     for row in KNOWN.values():
         plain = settings(row)
-        assert all(phrase(key, plain[key]) for key in of_row)
+        assert all(phrase(key, plain[key]) for key in of_algorithm)
         assert all(phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
     with pytest.raises(KeyError):
         phrase("colour", 3)
 
 
 # ---------------------------------------------------------------- info
-def test_info_shows_all_that_a_row_sets(capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_all_that_an_algorithm_sets(capsys: pytest.CaptureFixture[str]) -> None:
     """Pieces with their arguments and what those mean, KL, plan, what the paper sampled with, notes."""
     (found,) = told(capsys, "info", "grpo")["components"]
     fields = {f["name"]: f for f in found["fields"]}
@@ -206,14 +206,14 @@ def test_info_shows_all_that_a_row_sets(capsys: pytest.CaptureFixture[str]) -> N
     assert "ppo_clip" == fields["objective"]["default"]
     assert (0.2, "float", "below 1.") == tuple(fields["objective.low"][k] for k in ("default", "type", "doc"))
     assert 0.04 == fields["kl.coefficient"]["default"]
-    assert "none" == fields["plan.refill"]["default"]
-    assert None is fields["update"]["default"]
-    assert settings(PRESETS["grpo"])["objective"] == found["settings"]["objective"]
-    assert PRESETS["grpo"].published == found["published"]
-    assert list(PRESETS["grpo"].notes()) == found["notes"] != []
+    assert "none" == fields["plan.resample"]["default"]
+    assert None is fields["optimizer_step"]["default"]
+    assert settings(ALGORITHMS["grpo"])["objective"] == found["settings"]["objective"]
+    assert ALGORITHMS["grpo"].published == found["published"]
+    assert list(ALGORITHMS["grpo"].notes()) == found["notes"] != []
 
 
-def test_info_of_a_row_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_info_of_an_algorithm_for_people(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as a table."""
     monkeypatch.setenv("COLUMNS", "200")
     assert 0 == main(["info", "grpo"])
@@ -235,7 +235,7 @@ def test_info_of_a_row_for_people(capsys: pytest.CaptureFixture[str], monkeypatc
     "name", ["objective.ppo_clip", "ppo_clip", "quintain/objective.ppo_clip", "algorithm:ppo_clip"]
 )
 def test_info_of_a_piece(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """By its own name, too, where no row has it; and how a recipe takes it."""
+    """By its own name, too, where no algorithm has it; and how a recipe takes it."""
     assert 0 == main(["info", name])
     out = capsys.readouterr().out
 
@@ -243,7 +243,7 @@ def test_info_of_a_piece(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert '[algorithm.args.objective]\nuse = "ppo_clip"' in out
 
 
-def test_a_name_of_a_row_and_a_piece_is_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_name_of_an_algorithm_and_a_piece_is_the_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
     """``cispo`` is what `algorithm.use` takes."""
     assert ["cispo"] == [c["name"] for c in told(capsys, "info", "cispo")["components"]]
 
@@ -252,7 +252,7 @@ def test_info_against(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     """Only what differs, for programs and for people."""
     found = told(capsys, "info", "dapo", "--against", "cispo")
     assert ("dapo", "cispo") == (found["left"]["name"], found["right"]["name"])
-    expected = differences(PRESETS["dapo"], KNOWN["cispo"])
+    expected = differences(ALGORITHMS["dapo"], KNOWN["cispo"])
     assert [d.setting for d in expected] == [d["setting"] for d in found["differences"]]
     assert "active" not in json.dumps(found)
 
@@ -277,12 +277,12 @@ def test_info_against_what_is_no_algorithm(capsys: pytest.CaptureFixture[str]) -
         assert "no_such_module" in told(capsys, "info", "grpo", "--against", "broken", status=1)["error"]["message"]
 
 
-def test_info_of_a_row_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_info_of_an_algorithm_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """A file needs no packaging, and no manifest to have a summary."""
     file = tmp_path / "gentle.py"
     file.write_text(
         "from quintain.learning.algorithms import GRPO\n"
-        "GENTLE = GRPO.but(name='gentle', summary='Clips early.', source='me', objective={'low': 0.05})\n"
+        "GENTLE = GRPO.replace(name='gentle', summary='Clips early.', source='me', objective={'low': 0.05})\n"
     )
     (found,) = told(capsys, "info", f"{file}:GENTLE")["components"]
     assert ("algorithm", "Clips early.", "me") == (found["kind"], found["summary"], found["source"])
@@ -292,13 +292,15 @@ def test_info_of_a_row_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path:
     assert [("objective.low", 0.05, 0.2)] == [(d["setting"], d["left"], d["right"]) for d in against]
 
 
-def test_a_file_is_imported_once_for_its_row_and_its_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_imported_once_for_its_algorithm_and_its_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second copy would claim the same names again; another file of that name is another module."""
-    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.setattr(registered, "_PIECES", dict(registered._PIECES))
     source = (
         "from quintain import objective\nfrom quintain.learning.algorithms import GRPO\n\n"
         "@objective\ndef NAME(t):\n    return t.logp\n\n"
-        "ROW = GRPO.but(name='row', objective=NAME)\n"
+        "ALGORITHM = GRPO.replace(name='row', objective=NAME)\n"
     )
     files = {name: tmp_path / name / "method_of_mine.py" for name in ("steep", "steeper")}
     for name, file in files.items():
@@ -306,9 +308,9 @@ def test_a_file_is_imported_once_for_its_row_and_its_pieces(tmp_path: Path, monk
         file.write_text(source.replace("NAME", name))
     registry = Registry([])
     for name, file in files.items():
-        row = registry.load("algorithm", f"{file}:ROW")
-        assert row.objective is registry.load("environment", f"{file}:ROW").objective
-        assert row.objective is bind(row, {"objective": f"{file}:{name}"}).objective
-        assert name == row.objective.name
+        algorithm = registry.load("algorithm", f"{file}:ALGORITHM")
+        assert algorithm.objective is registry.load("environment", f"{file}:ALGORITHM").objective
+        assert algorithm.objective is bind(algorithm, {"objective": f"{file}:{name}"}).objective
+        assert name == algorithm.objective.name
     for module in ("method_of_mine", "quintain_file_method_of_mine"):
         monkeypatch.delitem(sys.modules, module)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from quintain.errors import RunError, UsageError
-from quintain.learning import PRESETS, Batch, Learner, Sample
-from quintain.models.tokenizer import HFCodec
+from quintain.learning import ALGORITHMS, Batch, Learner, Sample
+from quintain.models.tokenizer import HFTokenizer
 from quintain.services.manager import held_back
-from quintain.training.checkpoint import Keeper, latest
+from quintain.training.checkpoint import CheckpointManager, latest
 from quintain.training.run_folder import RunFolder
 from quintain_classic.critic import Critic, explained_variance, value_terms
 
@@ -25,7 +25,7 @@ from ..core.models import byte_tokenizer, tiny_model
 
 def learner(kind: str = "qwen3", **settings: Any) -> Learner:
     small = {"hidden": 16, "layers": 1, **settings.pop("model", {})}
-    return Learner(tiny_model(kind, **small), PRESETS["reinforce"], **settings)
+    return Learner(tiny_model(kind, **small), ALGORITHMS["reinforce"], **settings)
 
 
 def targets(batch: Batch, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def test_a_value_is_read_where_its_token_is_predicted(kind: str) -> None:
     """It depends on everything before the token, and on nothing from it on."""
     critic = Critic(learner=learner(kind), lr=1e-2)
     plain, other, longer = (
-        Batch(samples=(Sample(sequences=(batches.sequence([1, 2], reply),), verdict=0.0, group=0),))
+        Batch(samples=(Sample(sequences=(batches.sequence([1, 2], reply),), outcome=0.0, group=0),))
         for reply in ([3, 4, 5], [3, 9, 5], [3, 4, 5, 6, 7, 8])
     )
     critic.fit(plain, *targets(plain))
@@ -89,7 +89,7 @@ def test_a_value_is_read_where_its_token_is_predicted(kind: str) -> None:
 
 def test_the_gradient_does_not_depend_on_the_cut() -> None:
     """Whatever the token budget, in float64: after one update the weights agree."""
-    batch = batches.batch(groups=3, members=4)
+    batch = batches.batch(groups=3, group_size=4)
     old, wanted = targets(batch)
     held = []
     for budget in (10**6, 30, 1):
@@ -105,7 +105,7 @@ def test_it_learns_and_shares_nothing_with_the_policy() -> None:
     policy = learner()
     critic = Critic(learner=policy, lr=1e-2, clip=None, minibatches=2)
     before = copy.deepcopy(policy.module.state_dict())
-    batch = batches.batch(groups=4, members=2)
+    batch = batches.batch(groups=4, group_size=2)
     wanted = torch.linspace(-1, 1, batch.tokens).double()
     for _ in range(20):
         old = critic.values(batch)
@@ -125,8 +125,8 @@ def test_resume_is_bitwise(tmp_path: Path, model: dict[str, Any]) -> None:
     critic = Critic(learner=policy, lr=1e-2, minibatches=2)
     critic.fit(first, *targets(first))
     with RunFolder.create(tmp_path / "run", '[[environments]]\nuse = "guess"\n') as folder:
-        keeper = Keeper(folder, codec=HFCodec(byte_tokenizer()))
-        keeper.save(1, learner=policy, state={"services": {"critic": critic.state()}, "note": [1, {"a": None}]})
+        checkpoints = CheckpointManager(folder, tokenizer=HFTokenizer(byte_tokenizer()))
+        checkpoints.save(1, learner=policy, state={"services": {"critic": critic.state()}, "note": [1, {"a": None}]})
         checkpoint = latest(folder)
         assert checkpoint is not None
         state = checkpoint.state

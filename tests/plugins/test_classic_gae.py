@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quintain.errors import UsageError
 from quintain.learning import Batch, Learner, Sample
-from quintain.learning.microbatch import Columns
+from quintain.learning.microbatch import FlatTokens
 from quintain.learning.pieces.advantages import Step
 from quintain.types.transcript import TrainingSequence
 from quintain_classic.critic import Critic
@@ -46,16 +46,16 @@ class Oracle:
 def step_of(*samples: Sample, penalty: list[float] | None = None) -> Step:
     batch = Batch(samples=samples)
     held = None if penalty is None else torch.tensor(penalty, dtype=torch.float64)
-    columns = Columns(batch=batch)
+    flat_tokens = FlatTokens(batch=batch)
     sums = [0.0] * len(samples)
-    for i, x in zip(columns.sample.tolist(), penalty or [], strict=False):
+    for i, x in zip(flat_tokens.sample.tolist(), penalty or [], strict=False):
         sums[i] += x
     rewards = tuple(s.total - x for s, x in zip(samples, sums, strict=True))
     return Step(batch=batch, rewards=rewards, penalty=held)
 
 
-def answer(tokens: int, verdict: float = 0.0, **fields: Any) -> Sample:
-    return Sample(sequences=(batches.sequence([1, 2], [7] * tokens),), verdict=verdict, group=0, **fields)
+def answer(tokens: int, outcome: float = 0.0, **fields: Any) -> Sample:
+    return Sample(sequences=(batches.sequence([1, 2], [7] * tokens),), outcome=outcome, group=0, **fields)
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,7 +102,7 @@ def test_the_expected_update_is_the_true_gradient(lam: float, exact: bool) -> No
 
     def advantages(y: tuple[int, ...]) -> list[float]:
         values = [value(y[:k]) if exact else math.sin(sum(y[:k]) + k) for k in range(len(y))]
-        sample = Sample(sequences=(batches.sequence([1, 2], y),), verdict=float(REWARD[y]), group=0)
+        sample = Sample(sequences=(batches.sequence([1, 2], y),), outcome=float(REWARD[y]), group=0)
         (got, _), _ = gae(step_of(sample), critic=Oracle(values), lam=lam, state=None)
         return got.tolist()
 
@@ -152,7 +152,7 @@ def test_inserted_observations_change_nothing() -> None:
         logps=(0.0,) * 8,
         versions=(0,) * 8,
     )
-    fields: dict[str, Any] = {"verdict": 1.0, "group": 0, "turns": (1, 2), "turn_scores": (0.25,)}
+    fields: dict[str, Any] = {"outcome": 1.0, "group": 0, "turns": (1, 2), "turn_scores": (0.25,)}
     plain = Sample(sequences=(batches.sequence([1, 2], [7, 7, 7]),), **fields)
     branches = tuple(batches.sequence([1, 2], [7] * n) for n in (1, 2))
     values, penalty = [0.5, 0.1, 0.2, 0.9], [0.1, -0.1, 0.2, 0.3]
@@ -195,12 +195,14 @@ def test_a_step_of_the_learner() -> None:
     """The whole row on a real model: penalty, values and metrics arrive; the warm-up moves the critic alone."""
     from quintain_classic import PPO
 
-    row = PPO.but(advantage={"warmup": 1})
-    learner = Learner(tiny_model(hidden=16, layers=1), row, lr=1e-3, reference=tiny_model(hidden=16, layers=1, seed=1))
+    algorithm = PPO.replace(advantage={"warmup": 1})
+    learner = Learner(
+        tiny_model(hidden=16, layers=1), algorithm, lr=1e-3, reference=tiny_model(hidden=16, layers=1, seed=1)
+    )
     critic = Critic(learner=learner, lr=1e-2)
     learner.serve({"critic": critic})
     before = [p.detach().clone() for p in learner.module.parameters()]
-    batch = batches.batch(groups=3, members=2)
+    batch = batches.batch(groups=3, group_size=2)
 
     first = learner.step(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, learner.module.parameters(), strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from quintain.training.build import conduct
+from quintain.training.build import run_training
 from quintain.training.check import check_recipe
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
@@ -17,7 +17,7 @@ from ..core import learns
 
 CHANGES: dict[str, dict[str, Any]] = {
     "ppo": {"services": {"critic": {"use": "critic", "args": {"lr": 3e-3, "epochs": 2}}}, "learner__lr": 6e-3},
-    "trpo": {"algorithm__args": {"update": {"iterations": 6, "delta": 0.1, "damping": 0.03}}},
+    "trpo": {"algorithm__args": {"optimizer_step": {"iterations": 6, "delta": 0.1, "damping": 0.03}}},
     "vineppo": {"algorithm__args": {"advantage": {"size": 2, "rollouts": 2}}, "learner__lr": 6e-3},
 }
 STEPS = {"ppo": 6, "trpo": 5, "vineppo": 4}
@@ -39,13 +39,13 @@ def recipe(name: str, steps: int) -> Recipe:
             "environments": [{"use": f"{learns.__file__}:Babble"}],
             "algorithm": {"use": name},
             "sampling": {"max_tokens": 16},
-            "batch": {"groups": 3, "members": 3},
+            "batch": {"prompts": 3, "group_size": 3},
             "learner": {"lr": 3e-3},
             "evaluation": {"every": 0, "test": {"tasks": 2}},
             "rollouts": {"keep": "none"},
         }
     )
-    return made.but({key.replace("__", "."): value for key, value in CHANGES[name].items()})
+    return made.replace({key.replace("__", "."): value for key, value in CHANGES[name].items()})
 
 
 def metrics(path: Path) -> list[dict[str, Any]]:
@@ -58,7 +58,7 @@ def run(path: Path, name: str, *steps: int) -> list[dict[str, Any]]:
     """To so many steps, then from a checkpoint to so many more."""
     with RunFolder.create(path, recipe(name, steps[-1]).to_toml()) as folder:
         for until in steps:
-            conduct(recipe(name, until), folder, Screen(quiet=True))
+            run_training(recipe(name, until), folder, Screen(quiet=True))
     return metrics(path)
 
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from quintain.errors import RunError, UsageError
-from quintain.interfaces.algorithm import Row
-from quintain.interfaces.pieces import update
+from quintain.interfaces.algorithm import Algorithm
+from quintain.interfaces.pieces import optimizer_step
 from quintain.learning import Batch, Learner, Sample
-from quintain.learning.optimizer_step import Problem
+from quintain.learning.optimizer_step import OptimizerStep
 from quintain_classic import TRPO
 from quintain_classic.natural import Divergence, check_size, conjugate_gradients, natural
 
@@ -46,12 +46,12 @@ def batch(module: Any) -> Batch:
         with torch.no_grad():
             logps = [float(row.log_softmax(-1)[y]) for row, y in zip(logits(module, prompt, reply), reply, strict=True)]
         sequence = batches.sequence(prompt, reply, logps=logps)
-        samples.append(Sample(sequences=(sequence,), verdict=REWARDS[i], group=i // len(REPLIES)))
+        samples.append(Sample(sequences=(sequence,), outcome=REWARDS[i], group=i // len(REPLIES)))
     return Batch(samples=tuple(samples), temperature=TEMPERATURE)
 
 
 def logits(module: Any, prompt: list[int], reply: list[int]) -> Tensor:
-    """Over the temperature, one row per token of the reply."""
+    """Over the temperature, one algorithm per token of the reply."""
     out: Tensor = module(input_ids=torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
     return out
 
@@ -105,28 +105,28 @@ def divergence(before: Any, after: Any) -> float:
     return total / TOKENS
 
 
-def stepped(module: Any, row: Row = TRPO, **options: Any) -> dict[str, float]:
-    return Learner(module, row, lr=1.0, **options).step(batch(module))
+def stepped(module: Any, algorithm: Algorithm = TRPO, **options: Any) -> dict[str, float]:
+    return Learner(module, algorithm, lr=1.0, **options).step(batch(module))
 
 
-def inside(module: Any, look: Callable[[Problem], Any]) -> Any:
+def inside(module: Any, look: Callable[[OptimizerStep], Any]) -> Any:
     """What *look* finds of the update's problem."""
     found = []
 
-    def caught(problem: Problem) -> dict[str, float]:
-        found.append(look(problem))
+    def caught(step: OptimizerStep) -> dict[str, float]:
+        found.append(look(step))
         return {"loss": 0.0, "grad_norm": 0.0}
 
-    stepped(module, TRPO.but(update=update(name="caught")(caught)))
+    stepped(module, TRPO.replace(optimizer_step=optimizer_step(name="caught")(caught)))
     return found[0]
 
 
 @pytest.fixture(autouse=True)
 def _unregistered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces made here leave no trace."""
-    from quintain.interfaces import pieces as algorithm
+    from quintain.interfaces import pieces as registered
 
-    monkeypatch.setattr(algorithm, "_PIECES", dict(algorithm._PIECES))
+    monkeypatch.setattr(registered, "_PIECES", dict(registered._PIECES))
 
 
 @pytest.mark.parametrize("budget", [1, 2048])
@@ -135,8 +135,8 @@ def test_products_are_those_of_the_matrix(budget: int) -> None:
     matrix = fisher(module)
     vectors = np.random.default_rng(0).normal(size=(3, len(matrix)))
 
-    def products(problem: Problem) -> list[Array]:
-        held = Divergence.of(replace(problem, token_budget=budget))
+    def products(step: OptimizerStep) -> list[Array]:
+        held = Divergence.of(replace(step, token_budget=budget))
         assert len(held.parts) == (len(SAMPLES) if budget == 1 else 1)
         return [held.fisher(torch.tensor(v)).numpy() for v in vectors]
 
@@ -151,7 +151,7 @@ def test_the_direction_is_the_natural_gradient(damping: float) -> None:
     module, before = model(0), model(0)
     x = np.linalg.solve(fisher(before) + damping * np.eye(len(flat(before))), gradient(before))
     length = math.sqrt(2e-3 / (x @ gradient(before)))
-    told = stepped(module, TRPO.but(update={"damping": damping, "iterations": 60, "delta": 1e-3}))
+    told = stepped(module, TRPO.replace(optimizer_step={"damping": damping, "iterations": 60, "delta": 1e-3}))
     assert told["natural.residual"] < 1e-9
     assert told["natural.scale"] > 0.1
     np.testing.assert_allclose(flat(module) - flat(before), -told["natural.scale"] * length * x, rtol=0, atol=1e-8)
@@ -170,8 +170,8 @@ def test_the_whole_step_costs_delta_to_second_order(damping: float) -> None:
         predicted = delta - damping / 2 * step @ step
         assert predicted == pytest.approx(step @ matrix @ step / 2, rel=1e-9)
 
-        def cost(problem: Problem, step: Array = step) -> float:
-            held = Divergence.of(problem)
+        def cost(optimization: OptimizerStep, step: Array = step) -> float:
+            held = Divergence.of(optimization)
             held.move(torch.tensor(step), 1.0)
             found = held.mean()
             held.move(torch.tensor(step), 0.0)
@@ -191,7 +191,7 @@ def test_the_whole_step_costs_delta_to_second_order(damping: float) -> None:
 def test_no_step_leaves_the_trust_region(seed: int, delta: float) -> None:
     """Whatever delta asks: what was taken stays within it, lowers the loss, and is what is reported."""
     module, before = model(seed), model(seed)
-    told = stepped(module, TRPO.but(update={"delta": delta, "damping": 1e-3}))
+    told = stepped(module, TRPO.replace(optimizer_step={"delta": delta, "damping": 1e-3}))
     assert told["natural.kl"] == pytest.approx(divergence(before, module), abs=1e-12)
     assert told["natural.kl"] <= delta
     assert told["natural.scale"] in [0.0, *(0.8**k for k in range(10))]
@@ -205,7 +205,9 @@ def test_a_step_that_no_try_makes_good_leaves_the_parameters() -> None:
     refused = 0
     for seed in range(6):
         module, before = model(seed), model(seed)
-        told = stepped(module, TRPO.but(update={"delta": 0.5, "damping": 1e-6, "iterations": 2, "tries": 1}))
+        told = stepped(
+            module, TRPO.replace(optimizer_step={"delta": 0.5, "damping": 1e-6, "iterations": 2, "tries": 1})
+        )
         if told["natural.scale"] == 0:
             refused += 1
             assert np.array_equal(flat(module), flat(before))
@@ -223,8 +225,8 @@ def test_neither_the_cut_nor_the_learning_rate_matters() -> None:
 def test_what_has_no_gradient_does_not_move() -> None:
     module = model(0)
 
-    def flat_loss(problem: Problem) -> dict[str, Any]:
-        still = replace(problem, evaluate=lambda micro, observe: 0 * problem.evaluate(micro, observe))
+    def flat_loss(step: OptimizerStep) -> dict[str, Any]:
+        still = replace(step, evaluate=lambda micro, observe: 0 * step.evaluate(micro, observe))
         return dict(natural(still))
 
     told = inside(module, flat_loss)
@@ -235,9 +237,9 @@ def test_what_has_no_gradient_does_not_move() -> None:
 def test_a_gradient_that_is_not_finite_stops() -> None:
     module = model(0)
 
-    def endless(problem: Problem) -> None:
+    def endless(step: OptimizerStep) -> None:
         with pytest.raises(RunError, match="not finite"):
-            natural(replace(problem, evaluate=lambda micro, observe: math.inf * problem.evaluate(micro, observe)))
+            natural(replace(step, evaluate=lambda micro, observe: math.inf * step.evaluate(micro, observe)))
 
     inside(module, endless)
     assert np.array_equal(flat(module), flat(model(0)))
@@ -260,11 +262,11 @@ def test_conjugate_gradients() -> None:
 
 def test_refusals_name_the_reason() -> None:
     for changes, reason in (({"epochs": 2}, "2 updates per batch"), ({"prune": 1e-3}, "prunes it")):
-        with pytest.raises(UsageError, match=reason):  # when the row is made, not at its first update
-            TRPO.but(**changes)
+        with pytest.raises(UsageError, match=reason):  # when the algorithm is made, not at its first update
+            TRPO.replace(**changes)
     module = model(0)
     with pytest.raises(UsageError, match="shrink below 1"):
-        stepped(module, TRPO.but(update={"shrink": 1.5}))
+        stepped(module, TRPO.replace(optimizer_step={"shrink": 1.5}))
     assert np.array_equal(flat(module), flat(model(0)))
 
 
@@ -279,11 +281,11 @@ def test_large_models_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 def test_other_shapes_and_single_precision(kind: str) -> None:
-    """In float32, right-padded rows of ragged length: KL falls where it should, to the accuracy of the type."""
+    """In float32, right-padded algorithms of ragged length: KL falls where it should, to the accuracy of the type."""
     module = tiny_model(kind, hidden=16, layers=1)
     before = copy.deepcopy(module)
     learner = Learner(module, TRPO)
-    told = learner.step(batches.batch(groups=3, members=4))
+    told = learner.step(batches.batch(groups=3, group_size=4))
     assert 0 < told["natural.kl"] <= 0.01
     assert told["natural.gain"] > 0
     assert any(not torch.equal(a, b) for a, b in zip(before.parameters(), module.parameters(), strict=True))

@@ -17,12 +17,12 @@ from quintain.interfaces.engine import Engine, TokenEngine, Weights
 from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step
 from quintain.testing import ScriptedEngine
-from quintain.testing.byte_tokenizer import ByteCodec
-from quintain.types.rollout import Ending, EndingKind, Rollout, Score
+from quintain.testing.byte_tokenizer import ByteTokenizer
+from quintain.types.rollout import Rollout, Score, Termination, TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Task
 from quintain.types.transcript import Sampled
-from quintain_classic.rows import VINEPPO
+from quintain_classic.algorithms import VINEPPO
 from quintain_classic.vine import Answer, Continued, vine
 
 from ..core import batches
@@ -35,13 +35,13 @@ class Table(TokenEngine):
     name = "table"
 
     def __init__(self) -> None:
-        self.codec, self.context, self.asked = ByteCodec(), 100, 0
+        self.tokenizer, self.context, self.asked = ByteTokenizer(), 100, 0
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         self.asked += 1
         assert tuple(ids[:2]) == PROMPT
-        draw, said, new = random.Random(how.seed), tuple(ids[2:]), ()
-        while len(said + new) < 3 and (not new or new[-1] != STOP) and len(new) < (how.max_tokens or 3):
+        draw, said, new = random.Random(sampling.seed), tuple(ids[2:]), ()
+        while len(said + new) < 3 and (not new or new[-1] != STOP) and len(new) < (sampling.max_tokens or 3):
             new += (draw.choices(range(3), probabilities(said + new).tolist())[0],)
         return Sampled(ids=new, logps=(-1.0,) * len(new), versions=(0,) * len(new), finish="stop", stop=STOP)
 
@@ -64,20 +64,20 @@ class Sampling3:
             assert isinstance(engine, Continued)
             said = (await engine.sample(PROMPT, Sampling(seed=self.seed + i, max_tokens=3))).ids
             self.heard.append((i, engine.said, said))
-            ours = Ending(EndingKind.REWARD_ERROR, "broken") if n in self.broken else Ending()
-            out.append(Rollout(task=Task(prompt="?"), ending=ours, verdict=Score(value=float(REWARD[said]))))
+            ours = Termination(TerminationKind.REWARD_ERROR, "broken") if n in self.broken else Termination()
+            out.append(Rollout(task=Task(prompt="?"), termination=ours, outcome=Score(value=float(REWARD[said]))))
         return out
 
 
 async def exact(wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
     """Gives every continuation what continuations get on average."""
     task = Task(prompt="?")
-    return [Rollout(task=task, verdict=Score(value=value(e.said))) for _, e in wanted if isinstance(e, Continued)]
+    return [Rollout(task=task, outcome=Score(value=value(e.said))) for _, e in wanted if isinstance(e, Continued)]
 
 
 def step_of(*replies: tuple[int, ...], **fields: Any) -> Step:
     samples = tuple(
-        Sample(sequences=(batches.sequence(PROMPT, y),), verdict=float(REWARD[y]), group=0, **fields) for y in replies
+        Sample(sequences=(batches.sequence(PROMPT, y),), outcome=float(REWARD[y]), group=0, **fields) for y in replies
     )
     return Step(batch=Batch(samples=samples), rewards=tuple(s.total for s in samples))
 
@@ -99,7 +99,7 @@ def test_the_steps_of_an_answer_add_up(size: int) -> None:
         at += len(y)
         assert all(own[k] == own[k - k % size] for k in range(len(y)))
         starts.add(round(float(REWARD[y]) - sum(own[::size]), 12))
-    assert len(starts) == 1  # V(prompt), which all members share
+    assert len(starts) == 1  # V(prompt), which all samples share
     assert at == len(got)
 
 
@@ -133,7 +133,7 @@ def test_every_continuation_draws_for_itself_and_repeats() -> None:
     assert (told["vine.failed"], told["vine.steps"]) == (0, 3)
 
 
-def test_members_share_what_they_have_in_common() -> None:
+def test_samples_share_what_they_have_in_common() -> None:
     """Two answers that begin alike, a third that does not: prompt and common beginning are valued once."""
     replay, engine = Sampling3(), Table()
     assessed(step_of((0, 0, 1), (0, 0, 2), (1, 2)), replay, engine, size=1, rollouts=2)
@@ -165,16 +165,16 @@ def test_failures_count_for_nothing() -> None:
 
 def test_solved_and_hopeless_answers_have_exactly_no_advantage() -> None:
     async def solved(wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
-        return [Rollout(task=Task(prompt="?"), verdict=Score(value=0.7)) for _ in wanted]
+        return [Rollout(task=Task(prompt="?"), outcome=Score(value=0.7)) for _ in wanted]
 
-    sample = Sample(sequences=(batches.sequence(PROMPT, (0, 1, 1)),), verdict=0.7, group=0)
+    sample = Sample(sequences=(batches.sequence(PROMPT, (0, 1, 1)),), outcome=0.7, group=0)
     got, _ = assessed(Step(batch=Batch(samples=(sample,)), rewards=(0.7,)), solved, size=1)
     assert got == [0.0, 0.0, 0.0]
 
 
 def test_shaping_counts_on_both_sides() -> None:
     async def shaped(wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
-        return [Rollout(task=Task(prompt="?"), verdict=Score(value=0.5), shaping=Score(value=0.25)) for _ in wanted]
+        return [Rollout(task=Task(prompt="?"), outcome=Score(value=0.5), shaping=Score(value=0.25)) for _ in wanted]
 
     got, _ = assessed(step_of((2,), shaping=0.5), shaped, rollouts=1)
     assert got == [pytest.approx(float(REWARD[(2,)]) + 0.5 - 0.75)]
@@ -183,7 +183,7 @@ def test_shaping_counts_on_both_sides() -> None:
 def test_lines_end_steps() -> None:
     """After every token with a line break, but never after the last one."""
     engine = ScriptedEngine()
-    said = tuple(engine.codec.encode("a\nbc\n\nd\n"))
+    said = tuple(engine.tokenizer.encode("a\nbc\n\nd\n"))
     answer = Answer(start=(1,), said=said, total=1.0)
     assert answer.cuts(engine, "lines", 100) == [0, 2, 5, 6]
     assert answer.cuts(engine, "tokens", 3) == [0, 3, 6]
@@ -192,18 +192,18 @@ def test_lines_end_steps() -> None:
 
 
 def test_samples_without_tokens_have_no_advantage_to_give() -> None:
-    empty = Sample(sequences=(batches.sequence((1, 2), ()),), verdict=1.0, group=0)
+    empty = Sample(sequences=(batches.sequence((1, 2), ()),), outcome=1.0, group=0)
     samples = (empty, *step_of((2,)).batch.samples)
     got, _ = assessed(Step(batch=Batch(samples=samples), rewards=tuple(s.total for s in samples)), exact, rollouts=1)
     assert len(got) == 1
 
 
-async def _said(engine: ScriptedEngine, begun: str, **how: Any) -> tuple[str, Sampled]:
-    codec = engine.codec
-    start = tuple(codec.encode(codec.render([])))
-    continued = Continued(engine, start, tuple(codec.encode(begun)), number=0)
-    sampled = await continued.sample(start, Sampling(seed=0, stop_ids=codec.stop_ids, **how))
-    return codec.decode(sampled.ids, special=False), sampled
+async def _said(engine: ScriptedEngine, begun: str, **sampling: Any) -> tuple[str, Sampled]:
+    tokenizer = engine.tokenizer
+    start = tuple(tokenizer.encode(tokenizer.render([])))
+    continued = Continued(engine, start, tuple(tokenizer.encode(begun)), number=0)
+    sampled = await continued.sample(start, Sampling(seed=0, stop_ids=tokenizer.stop_ids, **sampling))
+    return tokenizer.decode(sampled.ids, special=False), sampled
 
 
 def test_a_continuation_keeps_to_the_limits_of_its_turn() -> None:
@@ -231,10 +231,10 @@ def test_a_stop_string_may_straddle_the_cut(begun: str, goes_on: str, stop: str,
 
 
 def test_a_turn_may_be_asked_for_in_pieces() -> None:
-    """As forced interruption does: kept tokens come first, in as many calls as it takes; a new try starts again."""
+    """As a thinking budget does: kept tokens come first, in as many calls as it takes; a new try starts again."""
     policy = ScriptedEngine(replies="efgh")
-    codec = policy.codec
-    start, said = tuple(codec.encode(codec.render([]))), tuple(codec.encode("abcd"))
+    tokenizer = policy.tokenizer
+    start, said = tuple(tokenizer.encode(tokenizer.render([]))), tuple(tokenizer.encode("abcd"))
     engine = Continued(policy, start, said, number=0)
 
     async def pieces() -> list[str]:
@@ -242,7 +242,7 @@ def test_a_turn_may_be_asked_for_in_pieces() -> None:
         for most in (3, 3, 2):
             sampled = await engine.sample(ids, Sampling(seed=0, max_tokens=most))
             ids += sampled.ids
-            out.append(codec.decode(sampled.ids))
+            out.append(tokenizer.decode(sampled.ids))
         return out
 
     assert asyncio.run(pieces()) == ["abc", "def", "ef"]
@@ -259,7 +259,7 @@ def test_another_prompt_than_the_first_time_is_a_fault_of_the_environment() -> N
 def test_refusals_name_the_reason() -> None:
     plain = step_of((0, 1, 1))
     gap = batches.sequence(PROMPT, (0,), tail=(5,))
-    forced = Sample(sequences=(gap,), verdict=0.0, group=0)
+    forced = Sample(sequences=(gap,), outcome=0.0, group=0)
     for step, options, reason in (
         (step_of((0, 1, 1), turns=(1, 2)), {}, "several turns"),
         (Step(batch=Batch(samples=(forced,)), rewards=(0.0,)), {}, "did not sample"),
@@ -271,7 +271,7 @@ def test_refusals_name_the_reason() -> None:
     for changes, reason in (
         ({"kl": {"where": "reward", "estimator": "k1"}}, 'kl.where = "loss"'),
         ({"overlong": 0.2}, "overlong = 0"),
-        ({"plan": {"interrupt": {"low": 2, "high": 3}}}, "forced interruption"),
+        ({"plan": {"thinking_budget": {"min_tokens": 2, "max_tokens": 3}}}, "a thinking budget"),
     ):
         with pytest.raises(UsageError, match=reason):  # when the row is made, not at a batch that has such an answer
-            VINEPPO.but(**changes)
+            VINEPPO.replace(**changes)

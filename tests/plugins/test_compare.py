@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="training needs quintain[train]")
 
-from quintain import training as conducting
+from quintain import training as build
 from quintain.cli import main
 from quintain.errors import Interrupted, PluginError, RunError, StorageError, UsageError
 from quintain.interfaces.environment import Environment
@@ -44,8 +44,8 @@ use = "babble"
 [sampling]
 max_tokens = 6
 [batch]
-groups = 2
-members = 4
+prompts = 2
+group_size = 4
 [learner]
 lr = 3e-3
 [evaluation]
@@ -99,7 +99,7 @@ def place(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 def recipe(**changes: Any) -> Recipe:
-    return Recipe.parse(RECIPE).but({k.replace("__", "."): v for k, v in changes.items()})
+    return Recipe.parse(RECIPE).replace({k.replace("__", "."): v for k, v in changes.items()})
 
 
 def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -112,7 +112,7 @@ def called(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, st
 # ------------------------------------------------------------------------------------------------ equal terms
 
 
-def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> None:
+def test_recipes_that_differ_in_the_algorithm_are_comparable(tmp_path: Path) -> None:
     """Runs come seed by seed; each has the recipe, its seed and its own folder."""
     both = [("a", recipe()), ("a", recipe(algorithm__use="rloo", learner__lr=1e-3))]
     found = build_comparison(both, seeds=[3, 5], folder=tmp_path, steps=2)
@@ -132,24 +132,33 @@ def test_recipes_that_differ_in_the_method_are_comparable(tmp_path: Path) -> Non
         ({"evaluation.tasks": 8}, "measurements"),
         ({"sampling.max_tokens": 7}, "measurements .*'max_tokens': 6.*'max_tokens': 7"),
         ({"sampling.stop": ["."]}, "measurements .*'stop': "),
-        ({"algorithm.args.plan": {"interrupt": {"low": 2, "high": 3}}}, "measurements .*'interrupt': None"),
+        (
+            {"algorithm.args.plan": {"thinking_budget": {"min_tokens": 2, "max_tokens": 3}}},
+            "measurements .*'thinking_budget': None",
+        ),
         ({"run.steps": 5}, "budgets"),
-        ({"batch.groups": 3}, "--budget"),
+        ({"batch.prompts": 3}, "--budget"),
     ],
 )
 def test_unequal_terms_are_refused(change: Mapping[str, Any], what: str) -> None:
     with pytest.raises(UsageError, match=what):
-        build_comparison([("a", recipe()), ("b", recipe().but(change))], seeds=[0], folder="compare/x")
+        build_comparison([("a", recipe()), ("b", recipe().replace(change))], seeds=[0], folder="compare/x")
 
 
 def test_sampling_may_differ_where_measuring_does_not() -> None:
     """Training with other lengths is a choice of method; what is measured is said apart."""
     own = {"sampling.max_tokens": 9, "sampling.temperature": 0.7, "evaluation.max_tokens": 6}
 
-    assert build_comparison([("a", recipe()), ("b", recipe().but(own))], seeds=[0], folder="x").runs()
+    assert build_comparison([("a", recipe()), ("b", recipe().replace(own))], seeds=[0], folder="x").runs()
 
 
-@pytest.mark.parametrize("plan, key", [({"order": "level"}, 'plan.order = "level"'), ({"probe": 2}, "plan.probe = 2")])
+@pytest.mark.parametrize(
+    "plan, key",
+    [
+        ({"order": "easy_to_hard"}, 'plan.order = "easy_to_hard"'),
+        ({"difficulty_samples": 2}, "plan.difficulty_samples = 2"),
+    ],
+)
 @pytest.mark.parametrize("kind", ["tokens", "samples", "seconds"])
 def test_a_plan_that_depends_on_the_end_needs_one(plan: Mapping[str, Any], key: str, kind: str) -> None:
     """A budget bounds the steps from above only, and the plan would take that for their number."""
@@ -164,7 +173,7 @@ def test_a_plan_that_depends_on_the_end_needs_one(plan: Mapping[str, Any], key: 
 
 
 def test_a_budget_makes_unequal_batches_equal() -> None:
-    both = [("a", recipe()), ("b", recipe(batch__groups=4))]
+    both = [("a", recipe()), ("b", recipe(batch__prompts=4))]
     found = build_comparison(both, seeds=[0], folder="x", budget=Budget.parse("samples=64"))
 
     assert [8, 4] == [r.run.steps for r in found.recipes.values()]
@@ -241,7 +250,9 @@ def test_mistakes_are_found_without_a_run(
     assert not (place / "compare").exists()
 
 
-def test_arguments_of_another_row_are_not_dropped_silently(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+def test_arguments_of_another_algorithm_are_not_dropped_silently(
+    capsys: pytest.CaptureFixture[str], place: Path
+) -> None:
     (place / "args.toml").write_text(RECIPE + "[algorithm]\nuse = 'grpo'\nargs = { epochs = 2 }\n")
     status, _, err = called(capsys, "args.toml", "--algorithms", "rloo", "grpo")
 
@@ -278,7 +289,7 @@ def test_a_comparison_from_end_to_end(
     assert (place / "c" / "compare.png").read_bytes().startswith(b"\x89PNG")
     assert told["recipes"] == json.loads((place / "c" / "compare.json").read_text())["recipes"]
 
-    monkeypatch.setattr(conducting, "conduct", lambda *a: pytest.fail("a finished run was started again"))
+    monkeypatch.setattr(build, "run_training", lambda *a: pytest.fail("a finished run was started again"))
     status, out, _ = called(capsys, *small)
     assert 0 == status and "against dr_grpo" in out and "no compute curve" in out
 
@@ -301,7 +312,7 @@ def test_an_interrupted_comparison_goes_on(
 ) -> None:
     """Ctrl-C in the second run: the first is kept, the second is picked up in its folder."""
     small = [w for w in small if w != "1"]
-    real, started = conducting.conduct, []
+    real, started = build.run_training, []
 
     def stops_once(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
         started.append(folder.name)
@@ -309,7 +320,7 @@ def test_an_interrupted_comparison_goes_on(
             raise Interrupted("stopped after step 0")
         return real(recipe, folder, screen)
 
-    monkeypatch.setattr(conducting, "conduct", stops_once)
+    monkeypatch.setattr(build, "run_training", stops_once)
     status, _, err = called(capsys, *small, "--quiet")
     assert 130 == status and "the same command resumes in c" in err
     held = json.loads((place / "c" / "compare.json").read_text())
@@ -334,7 +345,7 @@ def test_a_comparison_goes_on_however_its_folder_is_spelled(
     """The runs are the same runs from another directory, too."""
     one = ["ours.toml", "--seeds", "0", "--steps", "1", "--quiet", "--folder"]
     assert 0 == called(capsys, *one, "c")[0]
-    monkeypatch.setattr(conducting, "conduct", lambda *a: pytest.fail("a finished run was started again"))
+    monkeypatch.setattr(build, "run_training", lambda *a: pytest.fail("a finished run was started again"))
     for folder in ("./c", str(place / "c")):
         status, _, err = called(capsys, *one, folder)
         assert 0 == status, err
@@ -349,14 +360,14 @@ def test_one_failure_does_not_cost_the_others(
 ) -> None:
     """The reason is shown and stored, the status is 1, the others are there."""
     small = [w for w in small if w != "1"]
-    real = conducting.conduct
+    real = build.run_training
 
     def fails_at_times(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
         if folder.name == "dr_grpo-seed0":
             raise error
         return real(recipe, folder, screen)
 
-    monkeypatch.setattr(conducting, "conduct", fails_at_times)
+    monkeypatch.setattr(build, "run_training", fails_at_times)
     status, out, _ = called(capsys, *small)
     failed, done = json.loads((place / "c" / "compare.json").read_text())["recipes"].values()
 
@@ -372,7 +383,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
     small = [w for w in small if w != "1"]
     ends: list[Exception | None] = []
 
-    def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+    def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
         if (end := ends.pop(0)) is not None:
             raise end
         return real(recipe, folder, screen)
@@ -381,8 +392,8 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
         told = json.loads((place / "c" / "compare.json").read_text())["recipes"]
         return [r["failure"] for s in told.values() for r in s["runs"]]
 
-    real = conducting.conduct
-    monkeypatch.setattr(conducting, "conduct", conduct)
+    real = build.run_training
+    monkeypatch.setattr(build, "run_training", run_training)
     ends[:] = [RunError("no luck"), Interrupted("stopped after step 0")]
     assert 130 == called(capsys, *small)[0]
     assert ["no luck", ""] == failures()
@@ -398,14 +409,14 @@ def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a model is prepared: a word on how to go on, and status 130. A run before it takes its handler away."""
-    real = conducting.conduct
+    real = build.run_training
 
-    def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+    def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
         if folder.name == "rloo-seed0":
             os.kill(os.getpid(), signal.SIGTERM)
         return real(recipe, folder, screen)
 
-    monkeypatch.setattr(conducting, "conduct", conduct)
+    monkeypatch.setattr(build, "run_training", run_training)
     before = signal.signal(signal.SIGTERM, lambda *a: pytest.fail("the signal killed the process"))
     try:
         status, _, err = called(capsys, *small, "--quiet")
@@ -441,7 +452,7 @@ def write(folder: Path, rates: Sequence[float], coverage: Mapping[int, float] | 
     lines = [{"step": 0, "held_out.accuracy": rates[0]}]
     for step, rate in enumerate(rates[1:], 1):
         spent = {"samples": 10, "tokens": 100, "seconds.rollouts": 1.5, "seconds.update": 0.5, "seconds.evaluation": 9}
-        lines.append({"step": step, **spent, "reward.verdict.mean": rate, "held_out.accuracy": rate})
+        lines.append({"step": step, **spent, "reward.outcome.mean": rate, "held_out.accuracy": rate})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     after = {"accuracy": rates[-1], **{f"pass@{k}": c for k, c in (coverage or {}).items()}}
     (folder / "summary.json").write_text(json.dumps({"held_out": {"before": {"accuracy": rates[0]}, "after": after}}))
@@ -527,13 +538,13 @@ def test_a_seed_that_has_not_finished_cuts_nothing(tmp_path: Path) -> None:
     assert "2/3" == row(found)[1]
 
 
-def test_probing_is_paid_for(tmp_path: Path) -> None:
+def test_measuring_difficulty_is_paid_for(tmp_path: Path) -> None:
     """What stands in the record of step 0 comes before all else."""
     comparison = build_comparison([("a", recipe())], seeds=[0], folder=tmp_path)
     path = comparison.path("a", 0)
     write(path, rise(0.6, steps=2))
     first, *rest = (path / "metrics.jsonl").read_text().splitlines()
-    probed = {**json.loads(first), "samples": 5, "tokens": 50, "seconds.probe": 3.0, "seconds.model": 99.0}
+    probed = {**json.loads(first), "samples": 5, "tokens": 50, "seconds.difficulty": 3.0, "seconds.model": 99.0}
     (path / "metrics.jsonl").write_text("\n".join([json.dumps(probed), *rest]) + "\n")
     (found,) = recipe_results(comparison)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import RunError, UsageError
-from quintain.interfaces.sampling_plan import Plan
+from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.training import tasks as core
 from quintain.training.tasks import Pick
 from quintain.types.task import Task
@@ -34,12 +34,12 @@ def small_window() -> Iterator[None]:
 
 
 PLANS = {
-    "shuffled": Plan(),
-    "level": Plan(order="level"),
-    "failures": Plan(order="failures"),
-    "retire": Plan(retire=0.9),
-    "level, retire": Plan(order="level", retire=0.5),
-    "failures, retire": Plan(order="failures", retire=0.75),
+    "shuffled": SamplingPlan(),
+    "easy_to_hard": SamplingPlan(order="easy_to_hard"),
+    "hard_first": SamplingPlan(order="hard_first"),
+    "drop_solved": SamplingPlan(drop_solved=0.9),
+    "level, drop": SamplingPlan(order="easy_to_hard", drop_solved=0.5),
+    "failures, drop": SamplingPlan(order="hard_first", drop_solved=0.75),
 }
 
 
@@ -70,7 +70,7 @@ def test_going_on_from_a_state_picks_what_would_have_come(name: str, before: int
     state = json.loads(json.dumps(original.state()))
     resumed.restore(state)
     assert resumed.state() == state
-    assert resumed.probed == kept
+    assert resumed.filtered == kept
     drawn = draw.getstate()
     for count in (after // 2, after - after // 2):
         expected = step(original, count, draw)
@@ -95,14 +95,14 @@ def test_a_state_taken_before_a_step_undoes_it() -> None:
 
 def test_easy_to_hard_once_over_the_run() -> None:
     """As many tasks as the run tries are sorted together; a smaller split is gone through pass by pass."""
-    c = Curriculum([Endless()], plan=Plan(order="level"), horizon=50)
+    c = Curriculum([Endless()], plan=SamplingPlan(order="easy_to_hard"), horizon=50)
     levels = [p.task.level for p in c.pick(50)]
     assert levels == sorted(levels)
     assert len(set(levels)) > 5
     again = [p.task.level for p in c.pick(50)]
     assert again == sorted(again)
 
-    small = Curriculum([Finite(size=12)], plan=Plan(order="level"), horizon=50, seed=1)
+    small = Curriculum([Finite(size=12)], plan=SamplingPlan(order="easy_to_hard"), horizon=50, seed=1)
     first, second = small.pick(12), small.pick(12)
     for picks in (first, second):
         assert [p.task.level for p in picks] == sorted(p.task.level or 0 for p in picks)
@@ -118,12 +118,12 @@ def test_no_levels_to_sort_by() -> None:
             return [Task(prompt="?")]
 
     with pytest.raises(UsageError, match=r"environment 'mine' has no level; give its tasks a `level`"):
-        Curriculum([Flat()], names=["mine"], plan=Plan(order="level")).pick(1)
+        Curriculum([Flat()], names=["mine"], plan=SamplingPlan(order="easy_to_hard")).pick(1)
 
 
 def test_failures_are_drawn_in_proportion_to_how_often_they_fail() -> None:
     """Task i succeeds i times in 4; what was never tried counts as always failed."""
-    c = Curriculum([Finite(size=5)], plan=Plan(order="failures"), seed=5)
+    c = Curriculum([Finite(size=5)], plan=SamplingPlan(order="hard_first"), seed=5)
     wins = {f"f{i}": i for i in range(5)}
     counts: Counter[str] = Counter()
     for _ in range(4000):
@@ -138,7 +138,7 @@ def test_failures_are_drawn_in_proportion_to_how_often_they_fail() -> None:
 
 def test_what_is_under_way_is_drawn_again_only_where_nothing_else_is_left() -> None:
     """A step does not try one task twice, unless it tries more tasks than there are."""
-    c = Curriculum([Finite(size=6)], plan=Plan(order="failures"))
+    c = Curriculum([Finite(size=6)], plan=SamplingPlan(order="hard_first"))
     assert len({p.task.id for p in c.pick(6)}) == 6
     assert {p.task.id for p in c.pick(1)} < {t.id for t in Finite(size=6).tasks("train")}
     c.record(dict.fromkeys(range(7), (4, 4)))
@@ -147,16 +147,16 @@ def test_what_is_under_way_is_drawn_again_only_where_nothing_else_is_left() -> N
 
 def test_the_window_of_failures_moves_over_a_long_split() -> None:
     """As many draws as a window has tasks, then the next window: the whole split comes up."""
-    c = Curriculum([Finite(size=600)], plan=Plan(order="failures"))
+    c = Curriculum([Finite(size=600)], plan=SamplingPlan(order="hard_first"))
     seen = [{p.task.id for p in c.pick(n)} for n in (256, 256, 88)]
     assert [256, 256, 88] == [len(s) for s in seen]
     assert len(set.union(*seen)) == 600
 
 
-@pytest.mark.parametrize("order", ["shuffled", "level", "failures"])
-def test_retired_tasks_are_not_drawn_until_all_are(order: Any) -> None:
+@pytest.mark.parametrize("order", ["shuffled", "easy_to_hard", "hard_first"])
+def test_dropped_tasks_are_not_drawn_until_all_are(order: Any) -> None:
     """Tasks that reached the rate are left alone; once all did, they come back, and it is told."""
-    c = Curriculum([Finite(size=6)], names=["mine"], plan=Plan(order=order, retire=0.75), horizon=600)
+    c = Curriculum([Finite(size=6)], names=["mine"], plan=SamplingPlan(order=order, drop_solved=0.75), horizon=600)
     easy = {t.id for t in list(Finite(size=6).tasks("train"))[:4]}
 
     def go(count: int, hard: int) -> list[str]:
@@ -165,34 +165,34 @@ def test_retired_tasks_are_not_drawn_until_all_are(order: Any) -> None:
         return [p.task.id for p in picks]
 
     go(24, hard=2)
-    assert {"curriculum.retired": 4} == c.metrics()
+    assert {"curriculum.dropped": 4} == c.metrics()
     assert easy.isdisjoint(go(40, hard=2))
     assert [] == c.notices()
     go(400, hard=4)  # their rate over the run rises past 0.75
-    assert {"curriculum.retired": 6} == c.metrics()
+    assert {"curriculum.dropped": 6} == c.metrics()
     assert len(set(go(24, hard=0))) == 6
     (notice,) = c.notices()
-    assert "all tasks of 'mine' in reach are retired: they come back" in notice
-    assert {"curriculum.retired": 4} == c.metrics()
+    assert "all tasks of 'mine' in reach are dropped: they come back" in notice
+    assert {"curriculum.dropped": 4} == c.metrics()
     assert [] == c.notices()
 
 
-def test_an_endless_split_that_repeats_itself_does_not_hang_when_all_is_retired() -> None:
-    """After very many retired tasks in a row they come back."""
-    c = Curriculum([Repeating()], plan=Plan(retire=1.0))
+def test_an_endless_split_that_repeats_itself_does_not_hang_when_all_is_dropped() -> None:
+    """After very many dropped tasks in a row they come back."""
+    c = Curriculum([Repeating()], plan=SamplingPlan(drop_solved=1.0))
     c.pick(9)
     c.record(dict.fromkeys(range(9), (1, 1)))
-    assert 3 == c.metrics()["curriculum.retired"]
+    assert 3 == c.metrics()["curriculum.dropped"]
     assert c.pick(1)
     assert 1 == len(c.notices())
 
 
 def test_failed_groups_say_nothing_about_a_task() -> None:
-    """Without a valid member there is no success rate."""
-    c = Curriculum([Finite(size=3)], plan=Plan(retire=0.5))
+    """Without a valid sample there is no success rate."""
+    c = Curriculum([Finite(size=3)], plan=SamplingPlan(drop_solved=0.5))
     c.pick(3)
     c.record({0: (0, 0), 1: (1, 1)})
-    assert {"curriculum.retired": 1} == c.metrics()
+    assert {"curriculum.dropped": 1} == c.metrics()
 
 
 def test_a_difficulty_filter_leaves_only_what_it_keeps() -> None:

@@ -82,7 +82,7 @@ class Busy:
 def test_a_time_out_is_the_answers_fault_only_if_the_control_passes() -> None:
     task = asked("1", HANGS)
     score = asyncio.run(math_equal.ascore(task, workers=Busy(True, False)))
-    assert (score.total, score.reason) == (0, "no verdict within 5 s")
+    assert (score.total, score.reason) == (0, "no outcome within 5 s")
     with pytest.raises(InfrastructureError, match="too busy"):
         asyncio.run(math_equal.ascore(task, workers=Busy(True, True)))
 
@@ -95,4 +95,4 @@ def test_a_hanging_answer_is_killed_and_the_next_is_judged() -> None:
             scores = [await hang.ascore(asked("1", text), workers=workers) for text in (HANGS, "\\boxed{1}")]
             return [(s.total, s.reason) for s in scores]
 
-    assert asyncio.run(run()) == [(0, "no verdict within 1 s"), (1, "")]
+    assert asyncio.run(run()) == [(0, "no outcome within 1 s"), (1, "")]

@@ -82,21 +82,21 @@ def ask(
     server: Server,
     messages: Sequence[Message] = HELLO,
     tools: Sequence[ToolSpec] = (),
-    how: Sampling | None = None,
+    sampling: Sampling | None = None,
     **config: Any,
 ) -> Reply:
     """One reply of *server* through the client."""
 
     async def run() -> Reply:
         async with server.up() as url, OpenAIEngine(base_url=url, **{"backoff": 0.001, **config}) as engine:
-            return await engine.reply(messages, tools, how or Sampling(seed=1))
+            return await engine.reply(messages, tools, sampling or Sampling(seed=1))
 
     return asyncio.run(run())
 
 
 def test_a_plain_reply() -> None:
     server = Server((200, said("four")))
-    reply = ask(server, how=Sampling(temperature=0.5, max_tokens=7, stop=("\n",), seed=2**40 + 5))
+    reply = ask(server, sampling=Sampling(temperature=0.5, max_tokens=7, stop=("\n",), seed=2**40 + 5))
     assert reply == Reply(text="four", usage={"prompt_tokens": 3, "completion_tokens": 2})
     assert server.bodies == [
         {
@@ -113,10 +113,10 @@ def test_a_plain_reply() -> None:
 
 def test_neutral_settings_are_not_sent_and_others_are() -> None:
     server = Server((200, said()))
-    ask(server, how=Sampling(temperature=0))
+    ask(server, sampling=Sampling(temperature=0))
     ask(
         server,
-        how=Sampling(top_p=0.9, top_k=5, min_p=0.1, stop_ids=(2,), max_tokens=3),
+        sampling=Sampling(top_p=0.9, top_k=5, min_p=0.1, stop_ids=(2,), max_tokens=3),
         limit_key="max_completion_tokens",
         extra={"chat_template_kwargs": {"enable_thinking": False}},
     )
@@ -242,7 +242,7 @@ def test_a_limit_that_the_context_does_not_leave_is_dropped() -> None:
     def answer(body: dict[str, Any]) -> tuple[int, Any]:
         return (400, {"error": {"message": refusal}}) if "max_tokens" in body else (200, said("fits"))
 
-    assert ask(Server(answer), how=Sampling(max_tokens=5000)).text == "fits"
+    assert ask(Server(answer), sampling=Sampling(max_tokens=5000)).text == "fits"
 
 
 @pytest.mark.parametrize(

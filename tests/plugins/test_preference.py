@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from quintain.errors import UsageError
-from quintain.interfaces.algorithm import Row
-from quintain.learning import PRESETS, Batch, Learner, Sample, Terms
-from quintain.learning.loss import weighted_sum
+from quintain.interfaces.algorithm import Algorithm
+from quintain.learning import ALGORITHMS, Batch, Learner, LossInputs, Sample
+from quintain.learning.loss import weighted_loss
 from quintain.learning.pieces.advantages import Step
 from quintain.registry.lookup import current
 from quintain.registry.pieces import find
@@ -27,10 +27,10 @@ from ..core import batches
 from ..core.exact.closed_form import Array
 from ..core.exact.test_transformer import model as transformer
 
-ROWS = {row.name: row for row in (DPO, DPO_NORM, SIMPO)}
+VARIANTS = {algorithm.name: algorithm for algorithm in (DPO, DPO_NORM, SIMPO)}
 PAIRS = ("all", "best_worst")
 DEGENERATE = [[0.7, 0.7, 0.7], [1.0], [0.1 + 0.2, 0.3], [0.0, 0.0]]
-"""Groups without a pair: all equal, a single member, equal but for rounding."""
+"""Groups without a pair: all equal, a single sample, equal but for rounding."""
 GROUPS = [[1.0, 0.0, 0.0, 1.0], [0.3, 0.9, 0.3], *DEGENERATE, [0.0, 0.25, 0.5, 1.0]]
 
 
@@ -44,25 +44,25 @@ def batch_of(groups: Sequence[Sequence[float]], seed: int = 0) -> Batch:
     for group, rewards in enumerate(groups):
         for reward in rewards:
             reply = draw.integers(0, 3, size=draw.integers(1, 6)).tolist()
-            samples.append(Sample(sequences=(batches.sequence([1, 0], reply),), verdict=reward, group=group))
+            samples.append(Sample(sequences=(batches.sequence([1, 0], reply),), outcome=reward, group=group))
     return Batch(samples=tuple(samples))
 
 
-def terms_of(row: Row, batch: Batch, logp: Tensor, ref: Tensor) -> tuple[Terms, Tensor]:
+def terms_of(algorithm: Algorithm, batch: Batch, logp: Tensor, ref: Tensor) -> tuple[LossInputs, Tensor]:
     """What the objective sees, and the weight of each token."""
     owner = torch.tensor([i for i, s in enumerate(batch.samples) for _ in range(s.tokens)])
-    advantages = row.advantage(Step(batch=batch, rewards=tuple(s.total for s in batch.samples)))
-    terms = Terms(
+    advantages = algorithm.advantage(Step(batch=batch, rewards=tuple(s.total for s in batch.samples)))
+    terms = LossInputs(
         logp=logp,
         mu_logp=logp.detach(),
         prox_logp=logp.detach(),
-        ref_logp=ref if row.uses_reference else None,
+        ref_logp=ref if algorithm.uses_reference else None,
         advantage=torch.tensor(advantages, dtype=torch.float64)[owner],
         entropy=torch.zeros_like(ref),
         sample=owner,
         group=torch.tensor([s.group for s in batch.samples]),
     )
-    return terms, torch.tensor(row.aggregation(batch), dtype=torch.float64)[owner]
+    return terms, torch.tensor(algorithm.aggregation(batch), dtype=torch.float64)[owner]
 
 
 def drawn(batch: Batch, seed: int = 1) -> tuple[Tensor, Tensor]:
@@ -108,14 +108,14 @@ def closed_form(
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("seed", range(4))
 def test_value_and_gradient_equal_the_closed_form(name: str, pairs: str, seed: int) -> None:
     """Groups of several sizes, with ties, and some without pairs, which count in the denominator."""
-    row = ROWS[name].but(objective={"pairs": pairs})
+    algorithm = VARIANTS[name].replace(objective={"pairs": pairs})
     batch = batch_of(GROUPS, seed)
     theta, ref = drawn(batch, seed)
-    found = weighted_sum(row, *terms_of(row, batch, theta, ref))
+    found = weighted_loss(algorithm, *terms_of(algorithm, batch, theta, ref))
     found.loss.backward()
     lengths = [s.tokens for s in batch.samples]
     loss, gradient = closed_form(name, GROUPS, theta.detach().numpy(), ref.numpy(), lengths, pairs)
@@ -129,7 +129,7 @@ def test_one_pair_by_hand() -> None:
     """Answers of 2 tokens and 1: sums of log-ratios 1.0 and -0.5; means 0.5 and -0.5; mean log-probs -1 and -2."""
     batch = Batch(
         samples=tuple(
-            Sample(sequences=(batches.sequence([0], reply),), verdict=reward, group=0)
+            Sample(sequences=(batches.sequence([0], reply),), outcome=reward, group=0)
             for reply, reward in (([0, 0], 1.0), ([0], 0.0))
         )
     )
@@ -140,44 +140,46 @@ def test_one_pair_by_hand() -> None:
         (DPO_NORM, math.log1p(math.exp(-5 * 1.0))),
         (SIMPO, math.log1p(math.exp(-(2 * 1.0 - 1.0)))),
     ):
-        found = weighted_sum(row, *terms_of(row, batch, theta, ref))
+        found = weighted_loss(row, *terms_of(row, batch, theta, ref))
         assert float(found.loss) == pytest.approx(want, abs=1e-12), row.name
-    told = weighted_sum(DPO, *terms_of(DPO, batch, theta, ref)).diagnostics
+    told = weighted_loss(DPO, *terms_of(DPO, batch, theta, ref)).diagnostics
     assert told["pairs"].tolist() == [1]
     assert told["pair_margin"].tolist() == pytest.approx([0.15])
     assert told["pair_accuracy"].tolist() == [True]
 
 
 @pytest.mark.parametrize("pairs", PAIRS)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("rewards", DEGENERATE)
 def test_groups_without_pairs_give_exactly_nothing(name: str, pairs: str, rewards: list[float]) -> None:
     """Not a small number: 0."""
-    row = ROWS[name].but(objective={"pairs": pairs})
+    algorithm = VARIANTS[name].replace(objective={"pairs": pairs})
     batch = batch_of([rewards, rewards])
     theta, ref = drawn(batch)
-    found = weighted_sum(row, *terms_of(row, batch, theta, ref))
+    found = weighted_loss(algorithm, *terms_of(algorithm, batch, theta, ref))
     found.loss.backward()
     assert float(found.loss.detach()) == 0
     assert theta.grad is not None and not theta.grad.any()
     assert all(x.isfinite().all() for x in found.diagnostics.values())
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_only_the_order_of_rewards_matters(name: str) -> None:
     """A monotone change of the rewards, or another advantage that keeps their order, changes nothing."""
-    row = ROWS[name]
+    algorithm = VARIANTS[name]
     batch = batch_of(GROUPS)
     theta, ref = drawn(batch)
-    want = float(weighted_sum(row, *terms_of(row, batch, theta, ref)).loss.detach())
-    other = replace(batch, samples=tuple(replace(s, verdict=math.exp(3 * s.verdict)) for s in batch.samples))
-    assert float(weighted_sum(row, *terms_of(row, other, theta, ref)).loss.detach()) == pytest.approx(want, abs=1e-12)
-    raw = row.but(advantage="raw")
-    assert float(weighted_sum(raw, *terms_of(raw, batch, theta, ref)).loss.detach()) == pytest.approx(want, abs=1e-12)
+    want = float(weighted_loss(algorithm, *terms_of(algorithm, batch, theta, ref)).loss.detach())
+    other = replace(batch, samples=tuple(replace(s, outcome=math.exp(3 * s.outcome)) for s in batch.samples))
+    assert float(weighted_loss(algorithm, *terms_of(algorithm, other, theta, ref)).loss.detach()) == pytest.approx(
+        want, abs=1e-12
+    )
+    raw = algorithm.replace(advantage="raw")
+    assert float(weighted_loss(raw, *terms_of(raw, batch, theta, ref)).loss.detach()) == pytest.approx(want, abs=1e-12)
 
 
 def test_what_a_group_weighs() -> None:
-    """`prompt` lets every group weigh 1 / P; `sequence` members / samples, which differs where sizes do."""
+    """`prompt` lets every group weigh 1 / P; `sequence` samples / samples, which differs where sizes do."""
     batch = batch_of([[1.0, 0.0], [1.0, 0.0, 0.0, 0.0]])
     theta, ref = drawn(batch)
     alone = []
@@ -186,10 +188,10 @@ def test_what_a_group_weighs() -> None:
         part = replace(part, samples=tuple(replace(s, group=0) for s in part.samples))
         owners = [s.group for s in batch.samples for _ in range(s.tokens)]
         places = [k for k, owner in enumerate(owners) if owner == group]
-        alone.append(float(weighted_sum(DPO, *terms_of(DPO, part, theta[places], ref[places])).loss.detach()))
-    both = {name: DPO.but(aggregation=name) for name in ("prompt", "sequence")}
+        alone.append(float(weighted_loss(DPO, *terms_of(DPO, part, theta[places], ref[places])).loss.detach()))
+    both = {name: DPO.replace(aggregation=name) for name in ("prompt", "sequence")}
     loss = {
-        name: float(weighted_sum(row, *terms_of(row, batch, theta, ref)).loss.detach()) for name, row in both.items()
+        name: float(weighted_loss(row, *terms_of(row, batch, theta, ref)).loss.detach()) for name, row in both.items()
     }
     assert loss["prompt"] == pytest.approx(alone[0] / 2 + alone[1] / 2, abs=1e-12)
     assert loss["sequence"] == pytest.approx(alone[0] / 3 + alone[1] * 2 / 3, abs=1e-12)
@@ -212,27 +214,27 @@ def test_rewards_within_the_tolerance_are_no_pair() -> None:
     assert sorted(zip(winner.tolist(), loser.tolist(), strict=True)) == [(2, 0), (2, 1)]
 
 
-def test_rows_and_pieces_are_found_by_name_and_bad_pairs_refused() -> None:
-    for row in (RFT, DPO, DPO_NORM, SIMPO):
-        assert current().load("algorithm", row.name) is row
+def test_algorithms_and_pieces_are_found_by_name_and_bad_pairs_refused() -> None:
+    for algorithm in (RFT, DPO, DPO_NORM, SIMPO):
+        assert current().load("algorithm", algorithm.name) is algorithm
     assert find("objective", "dpo") is dpo
     assert find("advantage", "winners") is winners
-    assert PRESETS["reinforce"].but(advantage="winners", aggregation="winners").aggregation is RFT.aggregation
+    assert ALGORITHMS["reinforce"].replace(advantage="winners", aggregation="winners").aggregation is RFT.aggregation
     assert DPO.uses_reference and DPO_NORM.uses_reference and not SIMPO.uses_reference and not RFT.uses_reference
     with pytest.raises(UsageError, match="one term per group"):
-        DPO.but(correction="tis")
+        DPO.replace(correction="tis")
 
 
 # ---- winners ---------------------------------------------------------------------------------------------------------
 
 
-def tallied(verdicts: Sequence[float], shaping: Sequence[float] = (), replies: Sequence[str] = ()) -> Batch:
-    """A group with these verdicts; equal *replies* are equal tokens."""
-    words = replies or [str(i) for i in range(len(verdicts))]
-    extra = shaping or [0.0] * len(verdicts)
+def tallied(outcomes: Sequence[float], shaping: Sequence[float] = (), replies: Sequence[str] = ()) -> Batch:
+    """A group with these outcomes; equal *replies* are equal tokens."""
+    words = replies or [str(i) for i in range(len(outcomes))]
+    extra = shaping or [0.0] * len(outcomes)
     rows = [batches.sequence([9], list(word.encode()) * (i + 1 if not replies else 1)) for i, word in enumerate(words)]
     samples = (
-        Sample(sequences=(row,), verdict=v, shaping=s, group=0) for row, v, s in zip(rows, verdicts, extra, strict=True)
+        Sample(sequences=(row,), outcome=v, shaping=s, group=0) for row, v, s in zip(rows, outcomes, extra, strict=True)
     )
     return Batch(samples=tuple(samples))
 
@@ -253,9 +255,9 @@ def tallied(verdicts: Sequence[float], shaping: Sequence[float] = (), replies: S
     ],
 )
 def test_winners(options: dict[str, Any], batch: Batch, want: list[int]) -> None:
-    row = RFT.but(advantage=options, aggregation=options)
-    assert row.advantage(Step(batch=batch, rewards=(0.0,) * len(batch.samples))) == want
-    weights = row.aggregation(batch)
+    algorithm = RFT.replace(advantage=options, aggregation=options)
+    assert algorithm.advantage(Step(batch=batch, rewards=(0.0,) * len(batch.samples))) == want
+    weights = algorithm.aggregation(batch)
     assert [w > 0 for w in weights] == [w > 0 for w in want]
     total = sum(w * s.tokens for w, s in zip(weights, batch.samples, strict=True))
     assert total == pytest.approx(1.0 if any(want) else 0.0)
@@ -267,11 +269,11 @@ def test_best_is_at_least_one() -> None:
 
 
 def random_batch(seed: int = 5) -> Batch:
-    return batches.batch(groups=4, members=4, vocab=3, seed=seed, longest=5)
+    return batches.batch(groups=4, group_size=4, vocab=3, seed=seed, longest=5)
 
 
-def learned(row: Row | None, module: Any, **options: Any) -> Learner:
-    return Learner(copy.deepcopy(module), row, lr=0.0, max_grad_norm=0.0, **options)
+def learned(algorithm: Algorithm | None, module: Any, **options: Any) -> Learner:
+    return Learner(copy.deepcopy(module), algorithm, lr=0.0, max_grad_norm=0.0, **options)
 
 
 def gradient(learner: Learner) -> Array:
@@ -281,7 +283,7 @@ def gradient(learner: Learner) -> Array:
 def test_rft_is_supervised_training_on_the_winners() -> None:
     """The same gradient, to rounding; the losers count nowhere."""
     module, batch = transformer(0), random_batch()
-    won = [s for s in batch.samples if s.verdict == 1]
+    won = [s for s in batch.samples if s.outcome == 1]
     assert 0 < len(won) < len(batch.samples)
     reinforced, supervised = learned(RFT, module), learned(None, module)
     reinforced.step(batch)
@@ -293,7 +295,8 @@ def test_rft_is_reinforce_without_a_baseline() -> None:
     """Rewards are 0 or 1: divided by a constant, both are the same update, hence the same expectation."""
     module, batch = transformer(0), random_batch()
     both = [
-        learned(row, module) for row in (RFT.but(aggregation="constant"), PRESETS["reinforce"].but(advantage="raw"))
+        learned(algorithm, module)
+        for algorithm in (RFT.replace(aggregation="constant"), ALGORITHMS["reinforce"].replace(advantage="raw"))
     ]
     for learner in both:
         learner.step(batch)
@@ -302,7 +305,7 @@ def test_rft_is_reinforce_without_a_baseline() -> None:
 
 def test_without_winners_nothing_moves() -> None:
     module = transformer(0)
-    batch = replace(random_batch(), samples=tuple(replace(s, verdict=0.5) for s in random_batch().samples))
+    batch = replace(random_batch(), samples=tuple(replace(s, outcome=0.5) for s in random_batch().samples))
     learner = Learner(copy.deepcopy(module), RFT, lr=1.0)
     metrics = learner.step(batch)
     assert metrics["idle"] == 1 and metrics["updates"] == 0
@@ -324,12 +327,12 @@ def plain_loss(name: str, module: Any, reference: Any, batch: Batch) -> Tensor:
     """As the papers write it, pair by pair."""
     sigmoid = torch.nn.functional.logsigmoid
     loss = torch.zeros((), dtype=torch.float64)
-    for members in batch.groups:
-        held = [batch.samples[i] for i in members]
+    for indices in batch.groups:
+        held = [batch.samples[i] for i in indices]
         theta = [plain_logps(module, s, batch.temperature) for s in held]
         with torch.no_grad():
             ref = [plain_logps(reference, s, batch.temperature) for s in held]
-        chosen = preferred([s.verdict for s in held], "all")
+        chosen = preferred([s.outcome for s in held], "all")
         for w, x in chosen:
             if name == "dpo":
                 part = sigmoid(0.1 * ((theta[w] - ref[w]).sum() - (theta[x] - ref[x]).sum()))
@@ -342,14 +345,14 @@ def plain_loss(name: str, module: Any, reference: Any, batch: Batch) -> Tensor:
 
 
 @pytest.mark.parametrize("options", [{}, {"token_budget": 8}, {"skip_idle": False}], ids=str)
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_a_step_equals_plain_forward_passes(name: str, options: dict[str, Any]) -> None:
     """Through batch, layout, scorer and objective in float64, whatever the micro-batches; one group has no pairs."""
     module, reference = transformer(0), transformer(2)
-    batch = replace(batches.batch(groups=3, members=4, vocab=3, seed=3, longest=5), temperature=0.8)
+    batch = replace(batches.batch(groups=3, group_size=4, vocab=3, seed=3, longest=5), temperature=0.8)
     rewards = [1.0, 0.0, 0.5, 1.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.1, 0.2, 0.9]
-    batch = replace(batch, samples=tuple(replace(s, verdict=r) for s, r in zip(batch.samples, rewards, strict=True)))
-    learner = learned(ROWS[name], module, reference=reference, **options)
+    batch = replace(batch, samples=tuple(replace(s, outcome=r) for s, r in zip(batch.samples, rewards, strict=True)))
+    learner = learned(VARIANTS[name], module, reference=reference, **options)
     metrics = learner.step(batch)
     loss = plain_loss(name, module, reference, batch)
     want = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]).numpy()
@@ -361,11 +364,11 @@ def test_a_step_equals_plain_forward_passes(name: str, options: dict[str, Any]) 
     assert metrics["objective.pairs"] == pytest.approx(np.mean(trained))
 
 
-def test_members_of_reward_0_stay_in_their_group() -> None:
-    """`raw` gives them an advantage of exactly 0, which lets no single member of a group go without a pass."""
+def test_samples_of_reward_0_stay_in_their_group() -> None:
+    """`raw` gives them an advantage of exactly 0, which lets no single sample of a group go without a pass."""
     module, reference = transformer(0), transformer(2)
-    batch = batches.batch(groups=2, members=4, vocab=3, seed=3, longest=5, rewards=[1.0, 0.0])
-    learner = learned(DPO.but(advantage="raw"), module, reference=reference)
+    batch = batches.batch(groups=2, group_size=4, vocab=3, seed=3, longest=5, rewards=[1.0, 0.0])
+    learner = learned(DPO.replace(advantage="raw"), module, reference=reference)
     learner.step(batch)
     loss = plain_loss("dpo", module, reference, batch)
     want = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(module.parameters()))]).numpy()
@@ -375,19 +378,19 @@ def test_members_of_reward_0_stay_in_their_group() -> None:
 def test_dpo_starts_at_log_two() -> None:
     """theta = ref: every pair costs log 2 and pulls at the two answers with beta / 2."""
     module = transformer(0)
-    batch = batches.batch(groups=2, members=2, vocab=3, seed=3, longest=5, rewards=[1.0, 0.0])
+    batch = batches.batch(groups=2, group_size=2, vocab=3, seed=3, longest=5, rewards=[1.0, 0.0])
     metrics = learned(DPO, module).step(batch)
     assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-9)
     assert metrics["objective.pair_margin"] == pytest.approx(0, abs=1e-9)
 
 
 def test_choices_of_winners_that_would_mislead_are_refused() -> None:
-    """When the row is made."""
+    """When the algorithm is made."""
     for changes, reason in (
         ({"kl": {"where": "reward", "estimator": "k1", "coefficient": 0.1}}, "does nothing"),
         ({"overlong": 0.2}, "does nothing"),
         ({"mask_truncated": True, "advantage": {"best": 1}}, "to the aggregation alone"),
     ):
         with pytest.raises(UsageError, match=reason):
-            RFT.but(**changes)
-    assert RFT.but(mask_truncated=True, aggregation={"best": 1}).mask_truncated
+            RFT.replace(**changes)
+    assert RFT.replace(mask_truncated=True, aggregation={"best": 1}).mask_truncated

@@ -31,17 +31,17 @@ def test_success_rises(name: str, seed: int) -> None:
 def test_success_rises_on_a_teachers_samples(seed: int) -> None:
     """`sft` follows what it is given, whoever said it: here a teacher that says three letters and stops."""
     loaded = load_model(str(tiny_folder()))
-    environment, codec = Babble(), loaded.codec
-    engine = EmbeddedEngine.sharing(loaded.module, codec)
+    environment, tokenizer = Babble(), loaded.tokenizer
+    engine = EmbeddedEngine.sharing(loaded.module, tokenizer)
     learner = Learner(loaded.module, SFT, lr=3e-3)
     draw = Random(seed)
     before = success(environment, engine, seed)
     for step in range(12):
         samples = []
         for group, task in enumerate(islice(environment.tasks("train"), 8 * step, 8 * step + 8)):
-            prompt = codec.encode(codec.render([Message("user", task.prompt)]))
-            said = (*codec.encode("".join(draw.choices(ascii_lowercase, k=3))), codec.stop_ids[0])
-            samples.append(Sample(sequences=(batches.sequence(prompt, said),), verdict=1.0, group=group))
+            prompt = tokenizer.encode(tokenizer.render([Message("user", task.prompt)]))
+            said = (*tokenizer.encode("".join(draw.choices(ascii_lowercase, k=3))), tokenizer.stop_ids[0])
+            samples.append(Sample(sequences=(batches.sequence(prompt, said),), outcome=1.0, group=group))
         learner.step(Batch(samples=tuple(samples), max_tokens=4))
     asyncio.run(engine.update(learner.weights()))
     assert success(environment, engine, seed) >= before + 0.1
@@ -49,7 +49,7 @@ def test_success_rises_on_a_teachers_samples(seed: int) -> None:
 
 def success(environment: Babble, engine: EmbeddedEngine, seed: int) -> float:
     """Of 100 held-out tasks, sampled at temperature 1."""
-    how = Sampling(temperature=1.0, max_tokens=16)
-    found = asyncio.run(evaluate(environment, engine, split="test", tasks=100, how=how, seed=seed))
+    sampling = Sampling(temperature=1.0, max_tokens=16)
+    found = asyncio.run(evaluate(environment, engine, split="test", tasks=100, sampling=sampling, seed=seed))
     assert found.accuracy is not None
     return found.accuracy.value

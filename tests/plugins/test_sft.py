@@ -21,18 +21,18 @@ from quintain.cli import main
 from quintain.errors import UsageError
 from quintain.learning import Batch, Learner, Sample, end_of_turn
 from quintain.models.load import load_model
-from quintain.models.tokenizer import HFCodec
+from quintain.models.tokenizer import HFTokenizer
 from quintain.testing import rollout, run_episode
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.training.recipe.tables import EnvironmentTable
 from quintain.training.run_folder import RunFolder
-from quintain.types.rollout import Ending, EndingKind, Score
+from quintain.types.rollout import Score, Termination, TerminationKind
 from quintain.types.task import Message
 from quintain_preference import SFT
 from quintain_sft.sources import (
     Example,
+    ExampleSource,
     Selection,
-    Source,
     Tokens,
     examined,
     example_of,
@@ -46,25 +46,26 @@ from quintain_starter.architecture import build_tokenizer
 from quintain_starter.warm_start import examples_of
 
 from ..core import parrot
-from ..core.engines import ThoughtlessCodec
+from ..core.engines import ThoughtlessTokenizer
 from ..core.models import byte_tokenizer, save_tiny, tiny_model
 from ..core.parrot import Echo, Talk
 
 ROOT = Path(__file__).parents[2]
 PARROT = Path(parrot.__file__)
-CODEC = HFCodec(byte_tokenizer())
-PLAIN = HFCodec(byte_tokenizer(None))
+TOKENIZER = HFTokenizer(byte_tokenizer())
+PLAIN = HFTokenizer(byte_tokenizer(None))
 TASK = Task(prompt="2+2?", answer="4")
 
 
-def source_of(name: str | Path, **settings: Any) -> Source:
+def source_of(name: str | Path, **settings: Any) -> ExampleSource:
     return opened(EnvironmentTable(use=str(name)), Selection(**settings))
 
 
-def texts(rows: Iterable[Tokens], codec: Any = CODEC) -> list[tuple[str, str]]:
+def texts(rows: Iterable[Tokens], tokenizer: Any = TOKENIZER) -> list[tuple[str, str]]:
     """Per row its whole text, and what trains in it."""
     return [
-        (codec.decode(list(r.ids)), codec.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m])) for r in rows
+        (tokenizer.decode(list(r.ids)), tokenizer.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]))
+        for r in rows
     ]
 
 
@@ -78,8 +79,8 @@ def said(*words: str) -> dict[str, Any]:
     return {"messages": [{"role": roles[i % 2], "content": word} for i, word in enumerate(words)]}
 
 
-def scored(text: str, verdict: float = 1.0, **fields: Any) -> Rollout[Task, Any]:
-    return rollout(TASK, text, verdict=Score(value=verdict), **fields)
+def scored(text: str, outcome: float = 1.0, **fields: Any) -> Rollout[Task, Any]:
+    return rollout(TASK, text, outcome=Score(value=outcome), **fields)
 
 
 # ---- which tokens train ----------------------------------------------------------------------------------------------
@@ -87,17 +88,17 @@ def scored(text: str, verdict: float = 1.0, **fields: Any) -> Rollout[Task, Any]
 
 def test_demonstrations_are_encoded_as_for_a_supervised_start() -> None:
     """The same ids and mask as the default model's warm start, the environment's system message included."""
-    codec = HFCodec(build_tokenizer())
+    tokenizer = HFTokenizer(build_tokenizer())
     found = source_of(f"{PARROT}:Echo", count=3)
     assert (found.kind, found.environment) == ("demonstrations", f"{PARROT}:Echo")
-    for example, want in zip(found.examples, examples_of([Echo()], codec), strict=False):
-        (row,) = rows_of(example, codec, end_of_turn(codec))
+    for example, want in zip(found.examples, examples_of([Echo()], tokenizer), strict=False):
+        (row,) = rows_of(example, tokenizer, end_of_turn(tokenizer))
         assert (row.sequence().ids, row.sequence().mask) == (want.ids, want.mask)
 
 
 def test_all_answers_of_a_conversation_train(tmp_path: Path) -> None:
     file = lines(tmp_path / "talk.jsonl", said("a", "b", "c", "d", "e"))
-    rows = list(examined(source_of(file).examples, CODEC, 999, Counter()))
+    rows = list(examined(source_of(file).examples, TOKENIZER, 999, Counter()))
     ((whole, trained),) = texts(rows)
     assert trained == "b<|im_end|>d<|im_end|>"
     assert whole == (
@@ -110,9 +111,9 @@ def test_a_template_that_drops_thoughts_gives_a_row_per_answer(tmp_path: Path) -
     """Each answer trains once, in the context that the model will meet."""
     answer = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
     talk = {"messages": [*said("2+2?")["messages"], answer, *said("sure?", "yes")["messages"]]}
-    codec = ThoughtlessCodec()
+    tokenizer = ThoughtlessTokenizer()
     (example,) = source_of(lines(tmp_path / "talk.jsonl", talk)).examples
-    first, second = texts(rows_of(example, codec, end_of_turn(codec)), codec)
+    first, second = texts(rows_of(example, tokenizer, end_of_turn(tokenizer)), tokenizer)
     assert first[1] == "<think>\ntwo and two\n</think>\n\n4<|im_end|>"
     assert second[1] == "yes<|im_end|>"
     assert "two and two" not in second[0]
@@ -120,8 +121,8 @@ def test_a_template_that_drops_thoughts_gives_a_row_per_answer(tmp_path: Path) -
 
 def test_the_end_is_the_templates_and_not_the_tokenizers() -> None:
     """A tokenizer may call another token its end of sequence than the one that ends a turn."""
-    assert CODEC.decode([CODEC.stop_ids[0]]) == "<|endoftext|>"
-    assert CODEC.decode([end_of_turn(CODEC)]) == "<|im_end|>"
+    assert TOKENIZER.decode([TOKENIZER.stop_ids[0]]) == "<|endoftext|>"
+    assert TOKENIZER.decode([end_of_turn(TOKENIZER)]) == "<|im_end|>"
     assert PLAIN.decode([end_of_turn(PLAIN)]) == "<|endoftext|>"
 
 
@@ -136,20 +137,22 @@ def test_without_a_template_answers_are_paragraphs() -> None:
 
 def test_a_tokenizer_is_known_again_after_it_was_saved(tmp_path: Path) -> None:
     """By the hash in its name, whatever the folder is called."""
-    codec = HFCodec(build_tokenizer())
-    codec.tokenizer.save_pretrained(tmp_path / "other-name")
-    tiny_model(vocab=codec.vocab_size).save_pretrained(tmp_path / "other-name")
-    again = load_model(tmp_path / "other-name").codec
-    assert again.name != codec.name
-    assert same_tokens(again.name, codec.name)
-    assert not same_tokens(CODEC.name, codec.name)
+    tokenizer = HFTokenizer(build_tokenizer())
+    tokenizer.hf.save_pretrained(tmp_path / "other-name")
+    tiny_model(vocab=tokenizer.vocab_size).save_pretrained(tmp_path / "other-name")
+    again = load_model(tmp_path / "other-name").tokenizer
+    assert again.name != tokenizer.name
+    assert same_tokens(again.name, tokenizer.name)
+    assert not same_tokens(TOKENIZER.name, tokenizer.name)
     assert not same_tokens("bytes", "thoughtless")
     assert not same_tokens("my-codec", "your-codec")
 
 
 def test_rows_keep_ids_and_mask() -> None:
     (row,) = rows_of(
-        Example(messages=(Message("user", "é"), Message("assistant", "ü")), replies=(1,)), CODEC, end_of_turn(CODEC)
+        Example(messages=(Message("user", "é"), Message("assistant", "ü")), replies=(1,)),
+        TOKENIZER,
+        end_of_turn(TOKENIZER),
     )
     sequence = row.sequence()
     assert Tokens.of(sequence) == row
@@ -163,14 +166,14 @@ def test_rollouts_are_taken_as_sampled_by_the_same_tokenizer() -> None:
     """The tokens of the transcript, all turns, nothing encoded anew."""
     held = run_episode(Talk(), TASK, ["<think>\nhm\n</think>\n\n5", "4"])
     (want,) = held.transcripts[""].sequences()
-    codec = ByteCodec()
-    (row,) = rows_of(example_of(held), codec, end_of_turn(codec))
+    tokenizer = ByteTokenizer()
+    (row,) = rows_of(example_of(held), tokenizer, end_of_turn(tokenizer))
     assert (row.sequence().ids, row.sequence().mask) == (want.ids, want.mask)
 
 
 def test_rollouts_of_another_tokenizer_are_encoded_anew() -> None:
     held = run_episode(Talk(), TASK, ["<think>\nhm\n</think>\n\n5", "4"])
-    ((whole, trained),) = texts(rows_of(example_of(held), CODEC, end_of_turn(CODEC)))
+    ((whole, trained),) = texts(rows_of(example_of(held), TOKENIZER, end_of_turn(TOKENIZER)))
     assert trained == "<think>\nhm\n</think>\n\n5<|im_end|>4<|im_end|>"
     assert whole.startswith("<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n<think>")
 
@@ -189,15 +192,15 @@ def test_what_is_not_imitated_is_counted(tmp_path: Path) -> None:
         scored("4"),
         scored("5", 0.0),
         scored("4", 1 - 1e-12),
-        scored("4", ending=Ending(kind=EndingKind.TIMEOUT)),
-        short.but(turns=tuple(t.__class__(text="4", reply="4", finish="length") for t in short.turns)),
+        scored("4", termination=Termination(kind=TerminationKind.TIMEOUT)),
+        short.replace(turns=tuple(t.__class__(text="4", reply="4", finish="length") for t in short.turns)),
         scored('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'),
         scored("9" * 300),
     ]
     found = source_of(lines(tmp_path / "r.jsonl", *(r.to_json() for r in rollouts)))
     assert found.left_out == {"below a reward of 1": 1, "failed": 1, "cut off by a limit": 1}
     left_out: Counter[str] = Counter()
-    rows = list(examined(found.examples, CODEC, 200, left_out, dedupe=True))
+    rows = list(examined(found.examples, TOKENIZER, 200, left_out, dedupe=True))
     assert len(rows) == 1
     assert dict(left_out) == {
         "copies": 2,
@@ -210,7 +213,7 @@ def test_what_is_not_imitated_is_counted(tmp_path: Path) -> None:
 # ---- thinking --------------------------------------------------------------------------------------------------------
 
 
-def thoughtful(tmp_path: Path, count: int = 40) -> Source:
+def thoughtful(tmp_path: Path, count: int = 40) -> ExampleSource:
     answer = {"role": "assistant", "content": "4", "reasoning_content": "two and two"}
     return source_of(lines(tmp_path / "t.jsonl", *([{"messages": [*said("2+2?")["messages"], answer]}] * count)))
 
@@ -255,13 +258,13 @@ def test_an_answer_without_thought_never_gets_one(tmp_path: Path) -> None:
 def test_the_row_is_the_supervised_step() -> None:
     """The same gradient from `sft` on rollouts as from a supervised step on their tokens."""
     talks = [(Message("user", "a"), Message("assistant", word)) for word in ("b", "cde", "ff")]
-    rows = [rows_of(Example(messages=talk, replies=(1,)), CODEC, end_of_turn(CODEC))[0] for talk in talks]
-    sequences = [row.sequence() for row in rows]
-    batch = Batch(samples=tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences)))
+    rows = [rows_of(Example(messages=talk, replies=(1,)), TOKENIZER, end_of_turn(TOKENIZER))[0] for talk in talks]
+    sequences = [algorithm.sequence() for algorithm in rows]
+    batch = Batch(samples=tuple(Sample(sequences=(s,), outcome=0.0, group=i) for i, s in enumerate(sequences)))
     grads = []
-    for row in (SFT, None):
-        learner = Learner(tiny_model(dtype=torch.float64), row, lr=0.0, max_grad_norm=0.0)
-        _ = learner.step(batch) if row else learner.supervised_step(sequences)
+    for algorithm in (SFT, None):
+        learner = Learner(tiny_model(dtype=torch.float64), algorithm, lr=0.0, max_grad_norm=0.0)
+        _ = learner.step(batch) if algorithm else learner.supervised_step(sequences)
         grads.append(torch.cat([p.grad.flatten() for p in learner.module.parameters()]).numpy())
     assert np.abs(grads[0]).max() > 1e-3
     np.testing.assert_allclose(grads[0], grads[1], rtol=0, atol=1e-12)
@@ -334,18 +337,18 @@ def teacher(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "environments": [{"use": f"{PARROT}:Babble"}],
         "algorithm": {"use": "rloo"},
         "sampling": {"max_tokens": 16},
-        "batch": {"groups": 8, "members": 8},
+        "batch": {"prompts": 8, "group_size": 8},
         "learner": {"lr": 3e-3},
         "evaluation": {"every": 0, "test": {"tasks": 0}},
         "checkpoint": {"every": 0, "best": False},
     }
-    from quintain.training.build import conduct
+    from quintain.training.build import run_training
     from quintain.training.recipe.tables import Recipe
     from quintain.training.screen import Screen
 
     made = Recipe.of(recipe)
     with RunFolder.create(place / "teacher", made.to_toml()) as folder:
-        conduct(made, folder, Screen(quiet=True))
+        run_training(made, folder, Screen(quiet=True))
     return place / "teacher"
 
 
@@ -357,13 +360,13 @@ def test_a_runs_right_answers_are_distilled(teacher: Path, tmp_path: Path, capsy
     words = ("--model", str(student), "--out", str(out), "--lr", "3e-3", "--batch", "8", "--truncated")
     report = run(capsys, "sft", str(teacher), *words, "--set", "learner.betas=[0.9, 0.98]")
     rows = [row for step in range(1, 7) for row in RunFolder.open(teacher, lock=False).read_rollouts(step)]
-    right = [row for row in rows if row["verdict"] >= 1]
+    right = [row for row in rows if row["outcome"] >= 1]
     assert report["examples"] == len(right)
     assert report["left_out"] == {"below a reward of 1": len(rows) - len(right)}
     assert accuracy(capsys, environment, out, "--temperature", "1") >= before + 0.1
-    codec = load_model(student).codec
+    tokenizer = load_model(student).tokenizer
     found = source_of(teacher, truncated=True)
-    exact = sorted(tuple(row.ids) for row in examined(found.examples, codec, 256, Counter()))
+    exact = sorted(tuple(row.ids) for row in examined(found.examples, tokenizer, 256, Counter()))
     assert exact == sorted(tuple(row["token_ids"]) for row in right)
 
 
@@ -381,7 +384,7 @@ def test_rollouts_of_eval_are_a_source(teacher: Path, tmp_path: Path, capsys: py
 def test_an_environment_gets_its_services(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chosen and configured as for `quintain eval`."""
     monkeypatch.chdir(tmp_path)
-    seen: list[Source] = []
+    seen: list[ExampleSource] = []
     monkeypatch.setattr(
         "quintain_sft.tuning.tune", lambda model, source, **settings: tune(model, _kept(source, seen), **settings)
     )
@@ -390,7 +393,7 @@ def test_an_environment_gets_its_services(tiny: Path, tmp_path: Path, monkeypatc
     assert ["hello", "hello"] == [example.messages[-1].content for example in seen[0].examples]
 
 
-def _kept(source: Source, seen: list[Source]) -> Source:
+def _kept(source: ExampleSource, seen: list[ExampleSource]) -> ExampleSource:
     seen.append(source)
     return source
 

@@ -50,7 +50,7 @@ class TestFormatTags(RewardSuite):
 
 def test_another_players_last_word_does_not_count() -> None:
     own = rollout(TASK, GOOD)
-    other = own.but(turns=(*own.turns, Turn(text="nothing", reply="nothing", seat="user")))
+    other = own.replace(turns=(*own.turns, Turn(text="nothing", reply="nothing", player="user")))
     assert format_tags.score(other).total == 1
 
 

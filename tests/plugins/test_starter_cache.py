@@ -27,7 +27,7 @@ from quintain.interfaces.reward import reward
 from quintain.learning.learner import Learner
 from quintain.testing import isolated_plugins
 from quintain.training import ModelRequest, Recipe, Screen, model_source, take_lock
-from quintain.training.resolve import Casting
+from quintain.training.resolve import EnvironmentSpec
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
 from quintain_starter.source import DefaultModel
@@ -98,7 +98,7 @@ def source_and_request(screen: Screen, settings: str = SETTLES) -> tuple[Default
     recipe = Recipe.parse(shared + settings)
     source = model_source(recipe)
     assert isinstance(source, DefaultModel)
-    return source, ModelRequest.of(recipe, screen, [Casting(name="saying", component=Saying)])
+    return source, ModelRequest.of(recipe, screen, [EnvironmentSpec(name="saying", component=Saying)])
 
 
 def trained(screen: Screen, settings: str = SETTLES) -> Path:

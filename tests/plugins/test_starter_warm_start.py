@@ -20,8 +20,8 @@ from quintain.errors import UsageError
 from quintain.interfaces.environment import Demonstration, Environment
 from quintain.interfaces.reward import reward
 from quintain.interfaces.tools import as_tool
-from quintain.models import HFCodec, load_model
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.models import HFTokenizer, load_model
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.training import ModelRequest, Recipe, Screen, model_source, save_model
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task, ToolCall
@@ -31,7 +31,7 @@ from quintain_starter.source import DefaultModel, untrained
 from quintain_starter.warm_start import Check, WarmStart, WarmStartReport, examples_of, warm_start
 
 SMALL = {"hidden": 32, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 16, "intermediate": 64}
-CODEC = HFCodec(build_tokenizer())
+TOKENIZER = HFTokenizer(build_tokenizer())
 
 
 @reward(range=(0, 1))
@@ -70,27 +70,27 @@ class Endless(Echo):
 @given(st.text() | st.text(alphabet="0123456789 #\n+=<>/think", max_size=60))
 def test_every_text_comes_back(text: str) -> None:
     text = text.encode("utf-8", "ignore").decode()
-    assert CODEC.decode(CODEC.encode(text)) == text
+    assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
 
 
 def test_every_byte_has_a_token() -> None:
     alphabet = ByteLevel.alphabet()
     assert len(alphabet) == 256
-    assert set(alphabet) <= set(CODEC.tokenizer.get_vocab())
+    assert set(alphabet) <= set(TOKENIZER.tokenizer.get_vocab())
 
 
 @given(st.integers(0, 10**30))
 def test_digits_are_read_one_by_one(number: int) -> None:
-    assert [CODEC.decode([i]) for i in CODEC.encode(f"n={number}")] == ["n", "=", *str(number)]
+    assert [TOKENIZER.decode([i]) for i in TOKENIZER.encode(f"n={number}")] == ["n", "=", *str(number)]
 
 
 def test_tags_and_turns_are_one_token() -> None:
     for text in (*TAGS, "<|im_start|>", "<|im_end|>", " the", " result", "####", "user", "assistant"):
-        assert len(CODEC.encode(text)) == 1, text
+        assert len(TOKENIZER.encode(text)) == 1, text
 
 
 def test_two_tokenizers_are_the_same() -> None:
-    assert HFCodec(build_tokenizer()).name == CODEC.name
+    assert HFTokenizer(build_tokenizer()).name == TOKENIZER.name
 
 
 def multiply(a: int, b: int) -> int:
@@ -111,16 +111,16 @@ TALK = [
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("tools", [(), (as_tool(multiply).spec,)])
 @pytest.mark.parametrize("prompt", [True, False])
-def test_template_renders_as_the_byte_codec(start: int, tools: Any, prompt: bool) -> None:
+def test_template_renders_as_the_byte_tokenizer(start: int, tools: Any, prompt: bool) -> None:
     for end in range(start + 1, len(TALK) + 1):
         talk = TALK[start:end]
-        assert CODEC.render(talk, tools, prompt=prompt) == ByteCodec().render(talk, tools, prompt=prompt)
+        assert TOKENIZER.render(talk, tools, prompt=prompt) == ByteTokenizer().render(talk, tools, prompt=prompt)
 
 
 def test_a_conversation_never_rewrites_its_past() -> None:
     before = ""
     for end in range(2, len(TALK) + 1):
-        text = CODEC.render(TALK[:end], prompt=False)
+        text = TOKENIZER.render(TALK[:end], prompt=False)
         assert text.startswith(before)
         before = text
 
@@ -160,25 +160,25 @@ def train(
     model = untrained(seed, **SMALL)
     started = warm_start(model, [environment], WarmStart(**settings), seed=seed, services={}, progress=progress)
     learner, report = asyncio.run(started)
-    save_model(out, learner, model.codec, {})
+    save_model(out, learner, model.tokenizer, {})
     return report
 
 
 def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
-    sequence = next(examples_of([Greeting()], CODEC))
+    sequence = next(examples_of([Greeting()], TOKENIZER))
     trained = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
-    assert CODEC.decode(trained) == "yo<|im_end|>"
+    assert TOKENIZER.decode(trained) == "yo<|im_end|>"
     context = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if not m]
-    assert CODEC.decode(context) == CODEC.render([Message("system", "s"), Message("user", "hi")])
+    assert TOKENIZER.decode(context) == TOKENIZER.render([Message("system", "s"), Message("user", "hi")])
 
 
 def test_environments_take_turns_and_finite_demonstrations_repeat() -> None:
-    found = list(islice(examples_of([Echo(word="a"), Echo(word="b")], CODEC), 200))
+    found = list(islice(examples_of([Echo(word="a"), Echo(word="b")], TOKENIZER), 200))
     assert [said(s) for s in found] == ["a", "b"] * 100
 
 
 def said(sequence: TrainingSequence) -> str:
-    return CODEC.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m], special=False)
+    return TOKENIZER.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m], special=False)
 
 
 def test_warm_start_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_warm_start_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: P
     ids = tokenizer.apply_chat_template([{"role": "user", "content": "dev 1"}], add_generation_prompt=True)["input_ids"]
     out = model.generate(torch.tensor([ids]), max_new_tokens=5, do_sample=False)[0, len(ids) :]
     assert tokenizer.decode(out) == "a<|im_end|>"
-    assert load_model(tmp_path / "m").codec.stop_ids == tuple(model.config.eos_token_id)
+    assert load_model(tmp_path / "m").tokenizer.stop_ids == tuple(model.config.eos_token_id)
 
 
 def test_warm_start_is_a_function_of_the_seed(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Learning curves: drawn into the folder of a run that has finished, shaded where an alarm was on."""
+"""Learning curves: drawn into the folder of a run that has finished, shaded where an alert was on."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.registry.lookup import isolated
-from quintain.training.alerts import ALARMS
+from quintain.training.alerts import ALERTS
 from quintain.training.hooks import Hooks, RunEnd
 from quintain.training.metrics import held_out, step_metrics
 from quintain.training.run_folder import RunFolder
@@ -50,7 +50,7 @@ def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
 
 
 def test_curves_are_shaded() -> None:
-    plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alarms": []} for i in range(1, 9)]
-    rung_run = [{**r, "alarms": [*(alarm.name for alarm in ALARMS), "of a later version"]} for r in plain_run]
+    plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alerts": []} for i in range(1, 9)]
+    rung_run = [{**r, "alerts": [*(alert.name for alert in ALERTS), "of a later version"]} for r in plain_run]
 
     assert picture(rung_run) != picture(plain_run)

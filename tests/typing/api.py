@@ -37,11 +37,11 @@ class Board:
 @reward(range=(0, 1))
 def found(rollout: Rollout[Secret, Board]) -> float:
     assert_type(rollout.task.digits, int)
-    assert_type(rollout.evidence.open, bool)
+    assert_type(rollout.result.open, bool)
     assert_type(rollout.turns, tuple[Turn, ...])
     assert_type(rollout.transcripts, Mapping[str, Transcript])
     assert_type(rollout.reply, str)
-    return float(rollout.evidence.open)
+    return float(rollout.result.open)
 
 
 @reward
@@ -51,8 +51,8 @@ def brevity(rollout: Rollout[Any, Any]) -> float:
 
 @reward
 async def kind(rollout: Rollout[Any, Any], *, rubric: str, judge: Judge = need()) -> Score:
-    verdict = await judge.grade(rollout.task.prompt, rollout.reply, rubric)
-    return Score(value=verdict.score, reason=verdict.reason)
+    judgement = await judge.grade(rollout.task.prompt, rollout.reply, rubric)
+    return Score(value=judgement.score, reason=judgement.reason)
 
 
 @reward
@@ -109,7 +109,7 @@ class Vault(Environment[Secret, Board]):
                 guesses.append(turn.reply)
                 agent.user([Message("user", "no", name="board")])
         assert_type(await agent.run(self.look, Tool(spec=ToolSpec(name="x"), call=_call)), Turn)
-        assert_type(agent.seat("guest"), Agent)
+        assert_type(agent.player("guest"), Agent)
         agent.metric(luck=agent.rng.random())
         return Board(open=task.answer in guesses, guesses=tuple(guesses))
 
@@ -150,19 +150,19 @@ async def _call(arguments: Mapping[str, Any]) -> str:
 
 
 class Canned(Engine):
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         return Reply(text="4")
 
 
 class Half(TokenEngine):
     """Lacks `score` and `update`, so it cannot be made."""
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Any: ...
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Any: ...
 
 
 class Lent(Half):
     @classmethod
-    def sharing(cls, module: Any, codec: Any, *, dtype: str | None = None, rows: int = 4) -> TokenEngine:
+    def sharing(cls, module: Any, tokenizer: Any, *, dtype: str | None = None, rows: int = 4) -> TokenEngine:
         raise NotImplementedError
 
 
@@ -181,7 +181,7 @@ assert_type(run_episode(Vault(sandbox=Box()), secret, ["1", "7"]).task, Secret)
 run_episode(Vault(sandbox=Box()), secret, lambda messages: messages[-1].content)
 run_episode(Vault(sandbox=Box()), secret, Canned())
 run_episode(Vault(sandbox=Box()), secret, ScriptedEngine(replies=["1"], fail_on=[2]))
-assert_type(found.score(rollout(secret, "text", evidence=Board(open=True))), Score)
+assert_type(found.score(rollout(secret, "text", result=Board(open=True))), Score)
 
 
 class TestVault(EnvironmentSuite):
@@ -193,4 +193,4 @@ class TestFound(RewardSuite):
     reward = found
 
     def gold(self) -> Sequence[tuple[Rollout[Any, Any], float]]:
-        return [(rollout(secret, "7", evidence=Board(open=True)), 1.0)]
+        return [(rollout(secret, "7", result=Board(open=True)), 1.0)]

@@ -42,15 +42,15 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
 class Talk:
     """A conversation on the terminal."""
 
-    def __init__(self, engine: EmbeddedEngine, how: Sampling, system: str) -> None:
-        self._engine, self._how, self._system = engine, how, system
+    def __init__(self, engine: EmbeddedEngine, sampling: Sampling, system: str) -> None:
+        self._engine, self._sampling, self._system = engine, sampling, system
         self._start()
 
     def _start(self) -> None:
         from ..rollouts.chat.bridge import Conversation
         from ..types.task import Message
 
-        self._conversation = Conversation(self._engine.codec)
+        self._conversation = Conversation(self._engine.tokenizer)
         if self._system:
             self._conversation.add(Message("system", self._system))
 
@@ -76,5 +76,5 @@ class Talk:
         from ..types.task import Message
 
         self._conversation.add(Message("user", text))
-        sampled = await self._engine.sample(self._conversation.prompt(), stops(self._engine.codec, self._how))
-        return self._conversation.said(sampled).strip()
+        sampled = await self._engine.sample(self._conversation.prompt(), stops(self._engine.tokenizer, self._sampling))
+        return self._conversation.add_sampled(sampled).strip()

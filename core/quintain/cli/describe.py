@@ -1,7 +1,7 @@
-"""Rows of the table of methods as plain data and in words, and what sets two of them apart. Needs no torch.
+"""Algorithms as plain data and in words, and what sets two of them apart. Needs no torch.
 
 A setting is named as a recipe writes it under ``[algorithm.args]``: ``objective``, ``objective.high``, ``kl``,
-``plan.refill``.
+``plan.resample``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..interfaces.algorithm import KL, Row
+from ..interfaces.algorithm import KL, Algorithm
 from ..interfaces.pieces import KINDS, Piece
 
 Words = Callable[[Any], str]
 
 PHRASES: dict[str, Words] = {
-    "anchor": lambda policy: f"ratio to {policy}",
+    "ratio_to": lambda policy: f"ratio to {policy}",
     "epochs": lambda n: counted(n, "epoch"),
     "minibatches": lambda n: counted(n, "minibatch"),
     "mask_truncated": lambda on: "truncated samples left out" if on else "truncated samples trained",
@@ -29,19 +29,23 @@ PHRASES: dict[str, Words] = {
     "float32_head": lambda on: "float32 head" if on else "head as precise as the rest",
     "prune": lambda share: f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary",
     "services": lambda held: "; ".join(f"service {slot} is {use}" for slot, use in held.items()) or "no service",
-    "plan.refill": lambda way: {"none": "no refill", "rounds": "refill in rounds", "active": "active refill"}[way],
+    "plan.resample": lambda way: {"none": "no resampling", "dynamic": "dynamic sampling", "active": "active sampling"}[
+        way
+    ],
     "plan.attempts": lambda n: f"at most {counted(n, 'batch')} tried per step",
     "plan.order": lambda way: {
         "shuffled": "tasks shuffled",
-        "level": "tasks from easy to hard",
-        "failures": "tasks drawn by failure rate",
+        "easy_to_hard": "tasks from easy to hard",
+        "hard_first": "tasks drawn by failure rate",
     }[way],
-    "plan.retire": lambda rate: "no task retired" if rate is None else f"tasks retired at success rate {rate:g}",
-    "plan.probe": lambda n: f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter",
-    "plan.keep": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
-    "plan.lag": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
-    "plan.interrupt": lambda at: (
-        f"interruption after {at['low']:,} to {at['high']:,} tokens" if at else "no interruption"
+    "plan.drop_solved": lambda rate: "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}",
+    "plan.difficulty_samples": lambda n: (
+        f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter"
+    ),
+    "plan.difficulty_range": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
+    "plan.staleness": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
+    "plan.thinking_budget": lambda at: (
+        f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens" if at else "no thinking budget"
     ),
 }
 """What a value of a setting means; pieces and the KL term have functions of their own."""
@@ -49,11 +53,11 @@ PHRASES: dict[str, Words] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """One setting in which two rows differ.
+    """One setting in which two algorithms differ.
 
     Attributes:
         setting: as a recipe writes it under ``[algorithm.args]``.
-        left, right: the values; a whole piece as ``{"use": name, **arguments}``, ``None`` where a row has none.
+        left, right: the values; a whole piece as ``{"use": name, **arguments}``, ``None`` where an algorithm has none.
     """
 
     setting: str
@@ -62,7 +66,7 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """What the left row does in place of what the right one does."""
+        """What the left algorithm does in place of what the right one does."""
         kind = self.setting.partition(".")[0]
         right = phrase(self.setting, self.right)
         if kind in KINDS:  # what it is stands there once
@@ -70,28 +74,28 @@ class Difference:
         return f"{phrase(self.setting, self.left)} instead of {right}"
 
 
-def settings(row: Row) -> dict[str, Any]:
-    """Everything that *row* sets, in the form that `Row.but` takes: ``other.but(**settings(row))`` does what *row*
-    does.
+def settings(algorithm: Algorithm) -> dict[str, Any]:
+    """Everything that *algorithm* sets, in the form that `Algorithm.replace` takes:
+    ``other.replace(**settings(algorithm))`` does what *algorithm* does.
     """
-    return {f.name: _plain(getattr(row, f.name)) for f in dataclasses.fields(row) if f.name not in _ABOUT}
+    return {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm) if f.name not in _ABOUT}
 
 
-def differences(left: Row, right: Row) -> tuple[Difference, ...]:
-    """The settings in which two rows differ, in the order of `Row`'s fields.
+def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
+    """The settings in which two algorithms differ, in the order of `Algorithm`'s fields.
 
     A piece that is another function is one difference, with all its arguments; one that is only configured otherwise is
-    a difference per argument. What does nothing is no difference: the anchor of an objective without a ratio, the
+    a difference per argument. What does nothing is no difference: the ratio_to of an objective without a ratio, the
     estimator of a KL term that is off.
     """
     found: list[Difference] = []
     mine, theirs = settings(left), settings(right)
     for name in mine:
         a, b = mine[name], theirs[name]
-        if a == b or (name == "anchor" and not (left.has_ratio and right.has_ratio)):
+        if a == b or (name == "ratio_to" and not (left.has_ratio and right.has_ratio)):
             continue
         if name == "kl":
-            a, b = (value if row.kl.active else None for row, value in ((left, a), (right, b)))
+            a, b = (value if algorithm.kl.active else None for algorithm, value in ((left, a), (right, b)))
             found += [Difference(setting="kl", left=a, right=b)] if a != b else []
         elif name == "plan" or (name in KINDS and a and b and a["use"] == b["use"]):
             keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
@@ -163,7 +167,7 @@ _ABOUT = ("name", "summary", "source", "published")
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Piece):
-        # `parameters` leaves services out, which a row that is served holds among its arguments.
+        # `parameters` leaves services out, which an algorithm that is served holds among its arguments.
         given = {name: value.argument(name) for name in value.parameters}
         return {"use": value.name, **{k: v for k, v in given.items() if v is not inspect.Parameter.empty}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..interfaces.engine import Engine
     from ..interfaces.environment import Environment
     from ..services.manager import Choice
-    from ..training.resolve import Casting
+    from ..training.resolve import EnvironmentSpec
     from ..types.sampling import Sampling
 
 FORMATS = (".jsonl", ".parquet")
@@ -68,7 +68,7 @@ PAUSE = 10.0  # seconds between lines of progress
     metavar="SLOT.KEY=VALUE",
     help="A setting of the service in a slot (repeatable).",
 )
-@click.option("--reward", metavar="EXPR", help='The verdict instead of its own, such as "math_equal * format_tags".')
+@click.option("--reward", metavar="EXPR", help='The outcome instead of its own, such as "math_equal * format_tags".')
 @click.option("--system", metavar="TEXT", help="The system message instead of its own (or the run's).")
 @click.option("--seed", type=Count(0), default=0, show_default=True)
 @click.option(
@@ -123,7 +123,7 @@ def evaluate(
     quintain eval ./mine.py:Mine --controls
     """
     from ..models.hf import check_folder
-    from ..training.resolve import cast
+    from ..training.resolve import resolve_environment
     from ..training.runs import model_named
 
     if controls:
@@ -135,13 +135,13 @@ def evaluate(
         # A run's model is asked as it was trained, unless told otherwise.
         model, trained_with = model_named(model)
         system = trained_with or None if system is None else system
-    casting = cast(environment, {}, reward=reward, system=system)
-    casting = replace(casting, args=_fields(args, casting.component, "--arg"))
+    spec = resolve_environment(environment, {}, reward=reward, system=system)
+    spec = replace(spec, args=_fields(args, spec.component, "--arg"))
     chosen = services_of(services, service_args)
     settings: dict[str, Any] = {
         "split": split,
         "samples": samples,
-        "how": _how(temperature, max_tokens, samples),
+        "sampling": _sampling(temperature, max_tokens, samples),
         "ks": _ks(ks),
         "concurrency": concurrency,
         "retries": retries,
@@ -150,9 +150,9 @@ def evaluate(
     }
     if controls:
         settings["count"] = tasks or CONTROL_TASKS
-        return _show_controls(asyncio.run(_controls(casting, chosen, settings)), as_json)
+        return _show_controls(asyncio.run(_controls(spec, chosen, settings)), as_json)
     made = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = asyncio.run(_evaluated(casting, chosen, made, engine, tasks, settings))
+    result = asyncio.run(_evaluated(spec, chosen, made, engine, tasks, settings))
     if out is not None:
         _write(out, result)
     _show(result, as_json, out)
@@ -160,7 +160,7 @@ def evaluate(
 
 
 async def _evaluated(
-    casting: Casting,
+    spec: EnvironmentSpec,
     choices: Mapping[str, Choice],
     made: Engine | None,
     control: str,
@@ -171,25 +171,25 @@ async def _evaluated(
     from ..evaluation.evaluation import tasks_of
     from ..services.manager import BY_OPTION, opened
 
-    async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
-        environment = casting.make(services)
-        chosen = tasks_of(environment, settings["split"], tasks, name=casting.name)
+    async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
+        environment = spec.make(services)
+        chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
         engine = made or _control(environment, control)
         async with engine:
-            with Bar(len(chosen) * settings["samples"], f"{casting.name} {settings['split']}") as bar:
+            with Bar(len(chosen) * settings["samples"], f"{spec.name} {settings['split']}") as bar:
                 return await measure(
                     environment, engine, tasks=chosen, services=services, progress=lambda _: bar.advance(), **settings
                 )
 
 
 async def _controls(
-    casting: Casting, choices: Mapping[str, Choice], settings: Mapping[str, Any]
+    spec: EnvironmentSpec, choices: Mapping[str, Choice], settings: Mapping[str, Any]
 ) -> tuple[ControlCheck, ...]:
     from ..evaluation.evaluation import check_controls
     from ..services.manager import BY_OPTION, opened
 
-    async with opened(choices, casting.slots, {}, fix=BY_OPTION) as services:
-        return await check_controls(casting.make(services), services=services, **settings)
+    async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
+        return await check_controls(spec.make(services), services=services, **settings)
 
 
 def _alone(option: str, *others: str) -> None:
@@ -242,7 +242,7 @@ def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]
     return found
 
 
-def _how(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
+def _sampling(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
     from ..types.sampling import Sampling
 
     chosen = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
@@ -356,9 +356,9 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
     if (r := result.reward) and result.accuracy and abs(r.value - result.accuracy.value) > 1e-9:
         table.add_row(Text("reward", style="cyan"), f"{r.value:.4g}", f"{r.low:.4g} - {r.high:.4g}", str(r.tasks))
     console.print(table)
-    endings = ", ".join(f"{n} {kind}" for kind, n in result.endings.items())
+    terminations = ", ".join(f"{n} {kind}" for kind, n in result.terminations.items())
     console.print(
-        f"endings: {endings}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False
+        f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False
     )
     for name, value in result.metrics.items():
         console.print(f"{name}: {value:.4g}", highlight=False)

@@ -20,7 +20,7 @@ from ..registry.pieces import import_algorithms
 from .listing import Line, kind_of, line_of
 
 if TYPE_CHECKING:
-    from ..interfaces.algorithm import Row
+    from ..interfaces.algorithm import Algorithm
     from ..interfaces.pieces import Piece
     from ..registry.binding import Field, Signature
 
@@ -43,7 +43,7 @@ class Details:
     Attributes:
         fields: what a recipe can configure; of an algorithm also the arguments of its pieces, dotted.
         needs: the services it takes.
-        row: of an algorithm that is a whole method.
+        algorithm: where the component is one, not a piece.
         recipe: how a recipe asks for it.
         more: what `to_json` tells besides.
     """
@@ -53,7 +53,7 @@ class Details:
     fields: tuple[dict[str, Any], ...] = ()
     needs: tuple[dict[str, str], ...] = ()
     controls: tuple[str, ...] = ()
-    row: Row | None = None
+    algorithm: Algorithm | None = None
     recipe: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Details:
 
 def details_of(component: Component, registry: Registry) -> Details:
     """Everything known of *component*; where it cannot be imported, what its manifest says, with the error."""
-    from ..interfaces.algorithm import Row
+    from ..interfaces.algorithm import Algorithm
     from ..interfaces.pieces import Piece
     from ..registry.binding import signature_of
 
@@ -87,8 +87,8 @@ def details_of(component: Component, registry: Registry) -> Details:
         signature = signature_of(loaded)
     except PluginError as e:
         return Details(line=replace(line, error="\n".join(filter(None, (line.error, str(e))))))
-    if isinstance(loaded, Row):
-        return _details_of_row(loaded, _described(line, loaded), signature)
+    if isinstance(loaded, Algorithm):
+        return _details_of_algorithm(loaded, _described(line, loaded), signature)
     recipe = RECIPE.get(line.kind, "").format(use=line.name)
     if isinstance(loaded, Piece):
         line = replace(line, kind="algorithm")
@@ -104,34 +104,38 @@ def details_of(component: Component, registry: Registry) -> Details:
     )
 
 
-def _details_of_row(row: Row, line: Line, signature: Signature) -> Details:
+def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature) -> Details:
     from ..registry.binding import signature_of
     from .describe import settings
 
-    needs = [need for piece in row.pieces for need in _slots(signature_of(piece))]
+    needs = [need for piece in algorithm.pieces for need in _slots(signature_of(piece))]
     return Details(
         line=line,
         doc=signature.doc,
-        fields=tuple(_fields_of_row(row, signature)),
+        fields=tuple(_fields_of_algorithm(algorithm, signature)),
         needs=tuple(needs),
-        row=row,
+        algorithm=algorithm,
         recipe=RECIPE["algorithm"].format(use=line.name),
-        more={"settings": settings(row), "published": dict(row.published), "notes": list(row.notes())},
+        more={
+            "settings": settings(algorithm),
+            "published": dict(algorithm.published),
+            "notes": list(algorithm.notes()),
+        },
     )
 
 
-def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
-    """The row's settings, each piece and table followed by what it holds."""
+def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator[dict[str, Any]]:
+    """The algorithm's settings, each piece and table followed by what it holds."""
     from ..interfaces.pieces import KINDS
     from ..registry.binding import signature_of
     from .describe import kl_words, settings
 
-    plain = settings(row)
+    plain = settings(algorithm)
     for f in signature.fields:
         shown = _field(f)
         inner: list[Field] = []
         if f.name in KINDS:
-            piece: Piece | None = getattr(row, f.name)
+            piece: Piece | None = getattr(algorithm, f.name)
             shown |= {"default": piece and piece.name, "shown": piece.name if piece else "none"}
             yield shown | {
                 "type": f"{f.name} piece",
@@ -139,7 +143,7 @@ def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
             }
             inner = list(signature_of(piece).fields) if piece else []
         elif f.name in ("kl", "plan"):
-            table = getattr(row, f.name)
+            table = getattr(algorithm, f.name)
             yield shown | {"default": plain[f.name], "shown": kl_words(table) if f.name == "kl" else ""}
             inner = list(signature_of(table).fields)
         else:
@@ -147,9 +151,11 @@ def _fields_of_row(row: Row, signature: Signature) -> Iterator[dict[str, Any]]:
         yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in inner)
 
 
-def _described(line: Line, row: Row) -> Line:
-    """The line of a row, from the row itself where no manifest tells: code of one's own."""
-    return replace(line, kind="algorithm", summary=line.summary or row.summary, source=line.source or row.source)
+def _described(line: Line, algorithm: Algorithm) -> Line:
+    """The line of an algorithm, from the algorithm itself where no manifest tells: code of one's own."""
+    return replace(
+        line, kind="algorithm", summary=line.summary or algorithm.summary, source=line.source or algorithm.source
+    )
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
@@ -227,7 +233,7 @@ def info(name: str, against: str | None, as_json: bool) -> int:
     """
     registry = current()
     if against is not None:
-        return compare(method_of(name, registry), method_of(against, registry), as_json)
+        return compare(algorithm_of(name, registry), algorithm_of(against, registry), as_json)
     found = [details_of(c, registry) for c in matching(name, registry)]
     if as_json:
         click.echo(json.dumps({"components": [d.to_json() for d in found]}, indent=2, default=str))
@@ -237,7 +243,7 @@ def info(name: str, against: str | None, as_json: bool) -> int:
     return 1 if any(d.line.error for d in found) else 0
 
 
-def method_of(name: str, registry: Registry) -> Details:
+def algorithm_of(name: str, registry: Registry) -> Details:
     """The one algorithm that *name* means.
 
     Raises:
@@ -246,11 +252,11 @@ def method_of(name: str, registry: Registry) -> Details:
         PluginError: it cannot be imported.
     """
     found = [details_of(c, registry) for c in matching(name, registry)]
-    rows = [d for d in found if d.row is not None]
-    if len(rows) == 1:
-        return rows[0]
-    if rows:
-        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in rows)}; say which")
+    algorithms = [d for d in found if d.algorithm is not None]
+    if len(algorithms) == 1:
+        return algorithms[0]
+    if algorithms:
+        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; say which")
     broken = next((d.line.error for d in found if d.line.error), "")
     if broken:
         raise PluginError(broken)
@@ -263,9 +269,9 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
     """Show where two algorithms differ."""
     from .describe import differences
 
-    assert left.row is not None
-    assert right.row is not None
-    found = differences(left.row, right.row)
+    assert left.algorithm is not None
+    assert right.algorithm is not None
+    found = differences(left.algorithm, right.algorithm)
     names = left.line.name, right.line.name
     if as_json:
         rows = [{"setting": d.setting, "left": d.left, "right": d.right, "words": d.words} for d in found]
@@ -341,7 +347,7 @@ def print_details(details: Details) -> None:
         console.print(_table(details))
     shown = [*(f["name"] for f in details.fields), *(n["parameter"] for n in details.needs)]
     doc = without_parameters(details.doc, shown)  # the table has them
-    if doc and details.row is None and not line.error:
+    if doc and details.algorithm is None and not line.error:
         console.print(Text("\n" + doc, style="dim"))
     if details.recipe and not line.error:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))

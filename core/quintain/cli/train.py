@@ -23,7 +23,7 @@ EPILOG = """
 Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
   quintain train --model Qwen/Qwen3-0.6B --env gsm8k
-  quintain train recipe.toml --set learner.lr=1e-5 --set batch.groups=16
+  quintain train recipe.toml --set learner.lr=1e-5 --set batch.prompts=16
   quintain train --dry-run > recipe.toml            a recipe to start from, every default written out
   quintain train --resume arithmetic-1
 
@@ -130,14 +130,14 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
         stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
-        recipe = recipe.but({"run.name": free_name(recipe.run.folder, stem)})
+        recipe = recipe.replace({"run.name": free_name(recipe.run.folder, stem)})
     check_recipe(recipe)  # a mistake in it must not take the name
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     from ..errors import Interrupted
-    from ..training.build import conduct
+    from ..training.build import run_training
     from ..training.recipe.tables import Recipe
     from ..training.screen import for_terminal, program
 
@@ -146,7 +146,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
         screen.note(f"run folder: {folder.path}")
         try:
             with sigterm_as_ctrl_c():
-                summary = conduct(recipe, folder, screen)
+                summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
             message = f"{str(e) or 'stopped'}; go on with: {program()} train --resume {folder.path}"
             screen.note(message)

@@ -41,16 +41,16 @@ class LikelihoodService(Service):
             LimitReached: both together exceed the context.
         """
         before = self._ids(prompt)
-        after = self._engine.codec.encode(reply) if isinstance(reply, str) else list(reply)
+        after = self._engine.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
         if not before:
             raise ValueError("an empty prompt: the first token of the reply would have no condition")
         return list(await self._engine.score([*before, *after], len(before), self._temperature))
 
     def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
-        codec = self._engine.codec
+        tokenizer = self._engine.tokenizer
         if isinstance(prompt, str):
-            return codec.encode(prompt)
+            return tokenizer.encode(prompt)
         messages = [m for m in prompt if isinstance(m, Message)]
         if messages:
-            return codec.encode(codec.render(messages, prompt=True))
+            return tokenizer.encode(tokenizer.render(messages, prompt=True))
         return [i for i in prompt if isinstance(i, int)]

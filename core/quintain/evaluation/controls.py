@@ -44,7 +44,7 @@ class ControlEngine(Engine):
         bound._task = task
         return bound
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         if self._task is None:
             raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
         try:

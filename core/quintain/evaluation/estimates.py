@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-Vote = tuple[Hashable | None, float]
+Answer = tuple[Hashable | None, float]
 """What a sample answered (``None``: it gave no answer) and how right that was, 0 to 1."""
 
 
@@ -57,7 +57,7 @@ def pass_at_k(samples: int, right: int, k: int) -> float:
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-def cons_at_k(votes: Sequence[Vote], k: int) -> float:
+def cons_at_k(answers: Sequence[Answer], k: int) -> float:
     """Expected correctness of the plurality answer of *k* samples (cons@k, maj@k; Wang et al. 2022, arXiv:2203.11171).
 
     Exact and unbiased: the mean over all subsets of k samples, none drawn. Equal votes share the win evenly. A sample
@@ -67,15 +67,15 @@ def cons_at_k(votes: Sequence[Vote], k: int) -> float:
     Raises:
         ValueError: unless ``1 <= k <= len(votes)``.
     """
-    _check_k(len(votes), k)
+    _check_k(len(answers), k)
     judged: defaultdict[Hashable | None, list[float]] = defaultdict(list)
-    for answer, value in votes:
+    for answer, value in answers:
         judged[answer].append(float(value))
     silent = len(judged.pop(None, ()))
     sizes = Counter({a: len(v) for a, v in judged.items()})
     right = {a: math.fsum(v) / len(v) for a, v in judged.items()}
     ways = sum(value * _wins(sizes, silent, answer, k) for answer, value in right.items() if value > 0)
-    return min(1.0, ways / math.comb(len(votes), k))
+    return min(1.0, ways / math.comb(len(answers), k))
 
 
 def _wins(sizes: Counter[Hashable], silent: int, answer: Hashable, k: int) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
-from ..rollouts.runner import Job, Setting, run_groups
+from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, reaches
 from ..types.sampling import Sampling
 from ..types.task import Task
@@ -25,7 +25,7 @@ from .answers import final_answer
 from .controls import ControlEngine
 from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
 
-Vote = Callable[[AnyRollout], str | None]
+AnswerOf = Callable[[AnyRollout], str | None]
 
 MOST_TASKS = 50_000
 """A split with more tasks than this counts as endless: the caller must say how many to take."""
@@ -35,8 +35,8 @@ MOST_TASKS = 50_000
 class TaskResult:
     """The result of one task: of *samples* valid rollouts *right* succeeded; *failed* more failed through our fault.
 
-    ``votes`` are the answers of the valid rollouts (``None``: none found) and whether each was right; ``reward`` is
-    the mean verdict.
+    ``answers`` are the answers of the valid rollouts (``None``: none found) and whether each was right; ``reward`` is
+    the mean outcome.
     """
 
     id: str
@@ -45,7 +45,7 @@ class TaskResult:
     right: int
     failed: int
     reward: float
-    votes: tuple[tuple[str | None, float], ...]
+    answers: tuple[tuple[str | None, float], ...]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, without the votes."""
@@ -61,7 +61,7 @@ class Evaluation:
         groups: one per task, in the order of the tasks.
         samples: rollouts asked for per task.
         ks: the k of pass@k and cons@k.
-        success: verdict from which on a rollout counts as right.
+        success: outcome from which on a rollout counts as right.
     """
 
     environment: str
@@ -69,12 +69,12 @@ class Evaluation:
     engine: str
     groups: tuple[AnyGroup, ...]
     samples: int
-    how: Sampling
+    sampling: Sampling
     seed: int
     seconds: float
     ks: tuple[int, ...]
     success: float = SUCCESS
-    vote: Vote = field(default=lambda rollout: final_answer(rollout.reply), repr=False)
+    answer_of: AnswerOf = field(default=lambda rollout: final_answer(rollout.reply), repr=False)
 
     @cached_property
     def results(self) -> tuple[TaskResult, ...]:
@@ -82,18 +82,18 @@ class Evaluation:
         return tuple(self._result(g) for g in self.groups)
 
     def _result(self, group: AnyGroup) -> TaskResult:
-        verdicts = [_verdict(r) for r in group.valid]
-        votes = tuple(
-            (self.vote(r), float(reaches(v, self.success))) for r, v in zip(group.valid, verdicts, strict=True)
+        outcomes = [_verdict(r) for r in group.valid]
+        answers = tuple(
+            (self.answer_of(r), float(reaches(v, self.success))) for r, v in zip(group.valid, outcomes, strict=True)
         )
         return TaskResult(
             id=group.task.id,
             level=group.task.level,
-            samples=len(verdicts),
-            right=sum(right > 0 for _, right in votes),
-            failed=len(group.rollouts) - len(verdicts),
-            reward=sum(verdicts) / len(verdicts) if verdicts else 0.0,
-            votes=votes,
+            samples=len(outcomes),
+            right=sum(right > 0 for _, right in answers),
+            failed=len(group.rollouts) - len(outcomes),
+            reward=sum(outcomes) / len(outcomes) if outcomes else 0.0,
+            answers=answers,
         )
 
     @property
@@ -107,7 +107,7 @@ class Evaluation:
 
     def cons_at(self, k: int) -> Estimate | None:
         """Unbiased cons@k (plurality vote of *k*) over the tasks with at least *k* valid rollouts."""
-        return self._over_tasks(k, lambda t: cons_at_k(t.votes, k))
+        return self._over_tasks(k, lambda t: cons_at_k(t.answers, k))
 
     def _over_tasks(self, k: int, value: Callable[[TaskResult], float]) -> Estimate | None:
         enough = [t for t in self.results if t.samples >= k]
@@ -115,7 +115,7 @@ class Evaluation:
 
     @property
     def reward(self) -> Estimate | None:
-        """Mean verdict."""
+        """Mean outcome."""
         tried = [t for t in self.results if t.samples]
         return mean([t.reward for t in tried], [t.samples for t in tried]) if tried else None
 
@@ -125,9 +125,9 @@ class Evaluation:
         return tuple(r for g in self.groups for r in g.rollouts)
 
     @property
-    def endings(self) -> dict[str, int]:
+    def terminations(self) -> dict[str, int]:
         """How many rollouts ended in which way, the most frequent first."""
-        return dict(Counter(r.ending.kind.value for r in self.rollouts).most_common())
+        return dict(Counter(r.termination.kind.value for r in self.rollouts).most_common())
 
     @property
     def failed(self) -> float:
@@ -137,7 +137,7 @@ class Evaluation:
     @property
     def reasons(self) -> dict[str, int]:
         """Why rollouts failed, and how often, the most frequent first."""
-        failures = (r.ending for r in self.rollouts if not r.valid)
+        failures = (r.termination for r in self.rollouts if not r.valid)
         return dict(Counter(f"{e.kind.value}: {e.reason}" for e in failures).most_common())
 
     @property
@@ -172,12 +172,12 @@ class Evaluation:
             "samples": self.samples,
             "rollouts": len(self.rollouts),
             "failed": sum(not r.valid for r in self.rollouts),
-            "endings": self.endings,
+            "terminations": self.terminations,
             "failures": self.reasons,
             "tokens": self.tokens,
             "metrics": self.metrics,
-            "temperature": self.how.temperature,
-            "max_tokens": self.how.max_tokens,
+            "temperature": self.sampling.temperature,
+            "max_tokens": self.sampling.max_tokens,
             "seed": self.seed,
             "seconds": self.seconds,
         }
@@ -190,7 +190,7 @@ async def evaluate(
     split: str = "test",
     tasks: int | Sequence[Task] | None = None,
     samples: int = 1,
-    how: Sampling | None = None,
+    sampling: Sampling | None = None,
     ks: Sequence[int] = (),
     concurrency: int | None = None,
     retries: int = 1,
@@ -199,7 +199,7 @@ async def evaluate(
     system: str = "",
     success: float = SUCCESS,
     services: Mapping[str, Any] | None = None,
-    vote: Vote | None = None,
+    answer_of: AnswerOf | None = None,
     progress: Callable[[AnyRollout], None] | None = None,
 ) -> Evaluation:
     """Run *samples* episodes on each task and score them.
@@ -210,14 +210,15 @@ async def evaluate(
         engine: started.
         tasks: a number takes the first tasks of the split, the same for every policy; or the tasks themselves;
             ``None`` is all.
-        how: by default greedy for one sample and temperature 1 for several.
+        sampling: by default greedy for one sample and temperature 1 for several.
         ks: of pass@k and cons@k; 1 is always among them. By default the powers of two up to *samples*.
         concurrency: episodes at once; by default the engine's own number.
         retries: further tries of an episode that failed through our fault.
         name, system: of the environment, and the system message that replaces its own.
-        success: verdict from which on a rollout counts as right.
+        success: outcome from which on a rollout counts as right.
         services: by slot, started.
-        vote: the answer that a rollout votes for in cons@k, ``None`` for none; by default `final_answer` of its reply.
+        answer_of: the answer that a rollout votes for in cons@k, ``None`` for none; by default `final_answer` of its
+            reply.
         progress: called with every rollout as it is scored.
 
     Raises:
@@ -229,29 +230,29 @@ async def evaluate(
         raise UsageError(f"environment {name!r} has no reward: set `reward = ...` in its class, or give an expression")
     if tasks is None or isinstance(tasks, int):
         tasks = tasks_of(environment, split, tasks, name=name)
-    how, ks = how or Sampling(temperature=0.0 if samples == 1 else 1.0), _checked_ks(ks, samples)
-    setting = Setting(
+    sampling, ks = sampling or Sampling(temperature=0.0 if samples == 1 else 1.0), _checked_ks(ks, samples)
+    context = RolloutContext(
         engine=engine,
-        how=how,
+        sampling=sampling,
         services=services or {},
         run_seed=seed,
-        concurrency=concurrency or engine.concurrency or Setting.concurrency,
+        concurrency=concurrency or engine.concurrency or RolloutContext.concurrency,
         retries=retries,
     )
     start = time.monotonic()
-    groups = await run_groups(_jobs(environment, tasks, samples, name, system), setting, progress)
+    groups = await run_groups(_requests(environment, tasks, samples, name, system), context, progress)
     return Evaluation(
         environment=name,
         split=split,
         engine=engine.name,
         groups=tuple(groups),
         samples=samples,
-        how=how,
+        sampling=sampling,
         seed=seed,
         seconds=time.monotonic() - start,
         ks=ks,
         success=success,
-        **({"vote": vote} if vote else {}),
+        **({"answer_of": answer_of} if answer_of else {}),
     )
 
 
@@ -279,17 +280,27 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
     return tasks
 
 
-def _jobs(environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str) -> list[Job]:
+def _requests(
+    environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str
+) -> list[RolloutRequest]:
     seen: Counter[str] = Counter()
-    jobs: list[Job] = []
+    requests: list[RolloutRequest] = []
     for index, task in enumerate(tasks):
         # A task that is listed twice draws other samples the second time.
         visit = seen[task.id]
         seen[task.id] += 1
-        jobs.append(
-            Job(environment=environment, task=task, members=samples, name=name, index=index, visit=visit, system=system)
+        requests.append(
+            RolloutRequest(
+                environment=environment,
+                task=task,
+                group_size=samples,
+                name=name,
+                index=index,
+                visit=visit,
+                system=system,
+            )
         )
-    return jobs
+    return requests
 
 
 def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
@@ -303,8 +314,8 @@ def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
 
 
 def _verdict(rollout: AnyRollout) -> float:
-    """What the verdict gives the policy's own seat."""
-    return rollout.verdict.of_seat("") if rollout.verdict else 0.0
+    """What the outcome gives the policy's own player."""
+    return rollout.outcome.of_player("") if rollout.outcome else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,7 +19,7 @@ class Limits:
     """The most that one episode may use; ``None`` sets no limit.
 
     Attributes:
-        turns: of the policy (over all its seats).
+        turns: of the policy (over all its players).
         tokens: sampled by the policy, over the whole episode.
         seconds: of wall clock; ending by it is our failure (`timeout`), not the policy's.
     """
@@ -45,10 +45,10 @@ class Endpoint:
 
 
 class Agent(Protocol):
-    """One seat of one episode.
+    """One player of one episode.
 
     Attributes:
-        rng: seeded by (run, task, member) alone.
+        rng: seeded by (run, task, sample) alone.
     """
 
     rng: Random
@@ -65,7 +65,8 @@ class Agent(Protocol):
         """Sample the policy's next turn.
 
         Raises:
-            LimitReached: no turns, tokens or context are left; if it leaves the coroutine the ending is `truncated`.
+            LimitReached: no turns, tokens or context are left; if it leaves the coroutine the termination is
+                `truncated`.
         """
         ...
 
@@ -77,7 +78,7 @@ class Agent(Protocol):
         """Turns with *tools*, until one calls none, or a limit; the last turn."""
         ...
 
-    def seat(self, name: str, engine: Engine | None = None) -> Agent:
+    def player(self, name: str, engine: Engine | None = None) -> Agent:
         """Another player with its own conversation; without an engine it is the policy, and trains."""
         ...
 

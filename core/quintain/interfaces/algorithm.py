@@ -1,4 +1,4 @@
-"""Algorithms as rows of a table: named pieces, a KL term, and the settings a method depends on.
+"""Algorithms: named pieces, a KL term, and the settings an algorithm depends on.
 
 Importing this module needs no torch::
 
@@ -6,7 +6,7 @@ Importing this module needs no torch::
     def cispo(t: Terms, *, cap: float = 5.0) -> Tensor:
         return -t.ratio().clamp(max=cap).detach() * t.advantage * t.logp
 
-    CISPO = GRPO.but(name="cispo", objective=cispo, aggregation="token")
+    CISPO = GRPO.replace(name="cispo", objective=cispo, aggregation="token")
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..errors import BindingError, UsageError
-from ..types.sampling import Interrupt
+from ..types.sampling import ThinkingBudget
 from .pieces import KINDS, POLICIES, Kind, Piece, imported
-from .sampling_plan import Plan, known_settings
+from .sampling_plan import SamplingPlan, known_settings
 
-Anchor = Literal["mu", "prox"]
+RatioTo = Literal["mu", "prox"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A complete group as admission sees it: valid members only.
+class GroupStats:
+    """A complete group as the group filter sees it: valid samples only.
 
     Attributes:
-        verdicts: reward without shaping, per valid member.
-        totals: verdict plus shaping, per valid member.
-        requested: members asked for, failed ones included.
+        outcomes: reward without shaping, per valid sample.
+        totals: outcome plus shaping, per valid sample.
+        requested: samples asked for, failed ones included.
     """
 
-    verdicts: tuple[float, ...]
+    outcomes: tuple[float, ...]
     totals: tuple[float, ...]
     requested: int
 
@@ -94,12 +94,12 @@ class KL:
         return self.active and self.where == "loss"
 
 
-TABLES: dict[str, type[Any]] = {"kl": KL, "plan": Plan, "interrupt": Interrupt}
+TABLES: dict[str, type[Any]] = {"kl": KL, "plan": SamplingPlan, "thinking_budget": ThinkingBudget}
 """Settings that are tables of settings."""
 Find = Callable[[Kind, str], Piece]
 Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
 """From what a table changes (an algorithm, a table of `TABLES` or its class, a piece), its plain values, and where it
-stands (``""``, ``plan.interrupt``, ``objective.ppo_clip``), to the values to set.
+stands (``""``, ``plan.thinking_budget``, ``objective.ppo_clip``), to the values to set.
 """
 
 
@@ -119,17 +119,17 @@ def _of_table(held: Any, table: Mapping[str, Any], where: str, check: Check) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One method: its pieces, a KL term and the settings they depend on. `but` makes variants.
+class Algorithm:
+    """One algorithm: its pieces, a KL term and the settings they depend on. `replace` makes variants.
 
     Attributes:
         name: as users type it.
         summary: one line for lists.
         source: paper and equation.
-        advantage, objective, correction, aggregation, admission: the pieces.
-        update: what changes the parameters; ``None`` is the learner's optimizer.
-        anchor: the policy below the ratio theta / anchor: ``prox`` (the learner when the batch was taken up) or ``mu``
-            (the sampler).
+        advantage, objective, correction, aggregation, group_filter: the pieces.
+        optimizer_step: what changes the parameters; ``None`` is the learner's optimizer.
+        ratio_to: the policy below the ratio theta / ratio_to: ``prox`` (the learner when the batch was taken up) or
+            ``mu`` (the sampler).
         kl: penalty for leaving ref.
         epochs: passes over a batch.
         minibatches: optimizer steps per pass, each on whole groups.
@@ -137,7 +137,8 @@ class Row:
             them (overlong filtering; DAPO, 2503.14476, section 3.4).
         overlong: soft overlong punishment over this last share of the configured maximum length: the total falls
             linearly from 0 where the share begins to -1 at the maximum (DAPO, 2503.14476, equation 13, with 4,096 of
-            20,480); the verdict does not, so admission sees none of it. Of several turns the longest counts. 0: off.
+            20,480); the outcome does not, so the group filter sees none of it. Of several turns the longest counts. 0:
+            off.
         reset_optimizer: forget moments before every batch (mirror descent; Kimi k1.5, 2501.12599, section 2.3.2).
         float32_head: the learner's last layer computes its logits in float32 also where the rest does not (the sampler
             does so where its ``dtype`` is float32).
@@ -156,10 +157,10 @@ class Row:
     objective: Piece
     correction: Piece
     aggregation: Piece
-    admission: Piece
-    anchor: Anchor = "prox"
+    group_filter: Piece
+    ratio_to: RatioTo = "prox"
     kl: KL = KL()
-    update: Piece | None = None
+    optimizer_step: Piece | None = None
     epochs: int = 1
     minibatches: int = 1
     mask_truncated: bool = False
@@ -167,56 +168,56 @@ class Row:
     reset_optimizer: bool = False
     float32_head: bool = False
     prune: float = 0.0
-    plan: Plan = field(default_factory=Plan)
+    plan: SamplingPlan = field(default_factory=SamplingPlan)
     services: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for kind in KINDS:
             piece = getattr(self, kind)
-            if kind == "update" and piece is None:
+            if kind == "optimizer_step" and piece is None:
                 continue
             if not isinstance(piece, Piece) or piece.kind != kind:
-                raise self._refusal(f"{kind} is {piece!r}; expected a function decorated with @{kind}")
+                raise self._rejection(f"{kind} is {piece!r}; expected a function decorated with @{kind}")
             if piece.stateful and kind != "advantage":
-                raise self._refusal(f"{piece!r} keeps state; in this version only advantages may")
+                raise self._rejection(f"{piece!r} keeps state; in this version only advantages may")
             if piece.asynchronous and kind != "advantage":
-                raise self._refusal(f"{piece!r} is a coroutine; only advantages are awaited")
+                raise self._rejection(f"{piece!r} is a coroutine; only advantages are awaited")
             if "top" in piece.reads and kind != "objective":
-                raise self._refusal(f"{piece!r} reads 'top', which only objectives see")
+                raise self._rejection(f"{piece!r} reads 'top', which only objectives see")
         for key in ("kl", "plan"):
             if not isinstance(getattr(self, key), TABLES[key]):
-                raise self._refusal(f"{key} is {getattr(self, key)!r}; expected a {TABLES[key].__name__}")
+                raise self._rejection(f"{key} is {getattr(self, key)!r}; expected a {TABLES[key].__name__}")
         for key in ("epochs", "minibatches"):
             if type(getattr(self, key)) is not int or getattr(self, key) < 1:
-                raise self._refusal(f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1")
+                raise self._rejection(f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1")
         if not 0 <= self.overlong < 1:
-            raise self._refusal(
+            raise self._rejection(
                 f"overlong is {self.overlong}; expected a share of the maximum length from 0 to below 1"
             )
         if not 0 <= self.prune < 1:
-            raise self._refusal(f"prune is {self.prune}; expected a share of the top probability, from 0 to below 1")
-        if self.anchor not in ("mu", "prox"):
-            raise self._refusal(f"anchor is {self.anchor!r}; expected mu or prox")
-        if self.corrected and not self.correction.masks and self.anchor == "mu" and self.has_ratio:
-            raise self._refusal(
-                f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} repairs; set anchor = "
+            raise self._rejection(f"prune is {self.prune}; expected a share of the top probability, from 0 to below 1")
+        if self.ratio_to not in ("mu", "prox"):
+            raise self._rejection(f"ratio_to is {self.ratio_to!r}; expected mu or prox")
+        if self.corrected and not self.correction.masks and self.ratio_to == "mu" and self.has_ratio:
+            raise self._rejection(
+                f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} repairs; set ratio_to = "
                 "'prox' or correction = 'none'"
             )
         smaller = {"token": ("token", "sequence"), "sequence": ("sequence",), "group": ()}[self.objective.level]
         if self.corrected and self.correction.level not in smaller:
-            raise self._refusal(
+            raise self._rejection(
                 f"{self.correction!r} weighs {self.correction.level}s but {self.objective!r} has one term per "
                 f"{self.objective.level}; a correction fits terms of its own size or smaller"
             )
-        if self.update is not None and self.updates > 1 and not self.has_ratio:
-            raise self._refusal(
-                f"{self.update!r} searches along a surrogate, and {self.objective!r} is none away from prox; take an "
-                "objective with a ratio"
+        if self.optimizer_step is not None and self.updates > 1 and not self.has_ratio:
+            raise self._rejection(
+                f"{self.optimizer_step!r} searches along a surrogate, and {self.objective!r} is none away from prox; "
+                "take an objective with a ratio"
             )
         self._remarks()
 
-    def _refusal(self, reason: str) -> UsageError:
+    def _rejection(self, reason: str) -> UsageError:
         return UsageError(f"algorithm {self.name!r}: {reason}")
 
     def _remarks(self) -> list[str]:
@@ -232,10 +233,10 @@ class Row:
             notes.append(
                 f"{self.objective!r} has no ratio, so all but the first of several updates per batch are off-policy"
             )
-        if self.plan.lag and not (self.corrected or (self.anchor == "mu" and self.has_ratio)):
+        if self.plan.staleness and not (self.corrected or (self.ratio_to == "mu" and self.has_ratio)):
             notes.append(
-                f"the sampler is {self.plan.lag} versions behind and nothing knows it: take anchor = 'mu' with a "
-                "ratio, or a correction such as 'tis'"
+                f"the sampler is {self.plan.staleness} versions behind and nothing knows it: take ratio_to = 'mu' "
+                "with a ratio, or a correction such as 'tis'"
             )
         return (*notes, *self._remarks())
 
@@ -256,7 +257,7 @@ class Row:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Those that the row has."""
+        """Those that the algorithm has."""
         return tuple(piece for kind in KINDS if (piece := getattr(self, kind)) is not None)
 
     @property
@@ -279,16 +280,16 @@ class Row:
         """Service slots that the pieces need."""
         return frozenset(slot for piece in self.pieces for slot in piece.needs.values())
 
-    def served(self, services: Mapping[str, Any]) -> Row:
-        """The row with the services that its pieces need.
+    def with_services(self, services: Mapping[str, Any]) -> Algorithm:
+        """The algorithm with the services that its pieces need.
 
         Raises:
             BindingError: a slot is empty.
         """
-        held = {piece.kind: piece.served(services) for piece in self.pieces}
+        held = {piece.kind: piece.with_services(services) for piece in self.pieces}
         return dataclasses.replace(self, **held)  # type: ignore[arg-type]
 
-    def but(self, **changes: Any) -> Row:
+    def replace(self, **changes: Any) -> Algorithm:
         """A variant. A piece is given as itself, by the name of one that is imported, or as ``{"use": name, **args}``
         (without ``use``: arguments of the present one); of a table only what is given changes.
 
@@ -297,8 +298,10 @@ class Row:
         """
         return self.configured(changes)
 
-    def configured(self, changes: Mapping[str, Any], *, find: Find = imported, check: Check = known_settings) -> Row:
-        """The variant with *changes*, as `but`.
+    def configured(
+        self, changes: Mapping[str, Any], *, find: Find = imported, check: Check = known_settings
+    ) -> Algorithm:
+        """The variant with *changes*, as `replace`.
 
         Args:
             find: gives the piece of a kind with a name.
@@ -306,7 +309,7 @@ class Row:
         """
         given: dict[str, Any] = {k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes}
         given |= _of_table(self, {key: value for key, value in changes.items() if key not in given}, "", check)
-        if given.get("name", self.name) != self.name:  # another method: no paper is behind it until it names one
+        if given.get("name", self.name) != self.name:  # another algorithm: no paper is behind it until it names one
             given = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | given
         return dataclasses.replace(self, **given)
 
@@ -316,11 +319,11 @@ class Row:
         args = dict(value) if isinstance(value, Mapping) else {"use": value}
         use = args.pop("use", getattr(self, kind))
         if use is None:
-            raise self._refusal(f"it has no {kind} to configure; name one with `use`")
+            raise self._rejection(f"it has no {kind} to configure; name one with `use`")
         if not isinstance(use, (str, Piece)):
             raise BindingError(
                 f'algorithm {self.name!r}: {kind} is {value!r}; expected a name, or a table with use = "name" and '
                 "arguments"
             )
         piece = find(kind, use) if isinstance(use, str) else use
-        return piece.using(**check(piece, args, f"{kind}.{piece.name}")) if args else piece
+        return piece.configure(**check(piece, args, f"{kind}.{piece.name}")) if args else piece

@@ -14,7 +14,7 @@ from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
 from ..types.transcript import Finish, Sampled
 from .service import Service
-from .tokenizer import Codec
+from .tokenizer import ChatTokenizer
 from .tools import ToolSpec
 
 
@@ -45,14 +45,14 @@ class Engine(Service):
     name: str = "engine"
 
     @abstractmethod
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         """Answer a conversation.
 
         Raises:
             InfrastructureError: the engine, not the policy, failed.
         """
 
-    def attend(self) -> AbstractContextManager[None]:
+    def register(self) -> AbstractContextManager[None]:
         """Register a live episode. A reproducible engine steps only when every live episode waits on it."""
         return nullcontext()
 
@@ -60,8 +60,8 @@ class Engine(Service):
         """The engine that plays *task*: this one, unless it answers each task in its own way, as controls do."""
         return self
 
-    def for_seat(self, name: str) -> Engine:
-        """The engine of seat *name* of an episode (``""`` is the policy's first): this one, unless seats differ."""
+    def for_player(self, name: str) -> Engine:
+        """The engine of player *name* of an episode (``""`` is the policy's first): this one, unless players differ."""
         return self
 
     @property
@@ -77,19 +77,19 @@ class TokenEngine(Engine):
     other arrive through `update`.
 
     Attributes:
-        codec: text to ids and back, and the chat template.
+        tokenizer: text to ids and back, and the chat template.
         context: longest sequence it takes, prompt and reply together.
         version: of the weights it samples from now.
         stalls: how often it went on without an episode that it should have waited for.
     """
 
-    codec: Codec
+    tokenizer: ChatTokenizer
     context: int
     version: int = 0
     stalls: int = 0
 
     @abstractmethod
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task frees the slot.
 
         Raises:
@@ -105,7 +105,7 @@ class TokenEngine(Engine):
     async def update(self, weights: Weights) -> int:
         """Load new weights; their version, which tokens sampled from now on carry."""
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         """Refused: the chat layer renders conversations and keeps the exact tokens of their turns.
 
         Raises:
@@ -124,7 +124,7 @@ class Replay(Protocol):
         differs. A rollout that failed through our fault is not `valid`; it was retried before.
 
         Raises:
-            UsageError: the episode had several seats, or its reward compares the rollouts of a group.
+            UsageError: the episode had several players, or its reward compares the rollouts of a group.
         """
         ...
 
@@ -137,12 +137,12 @@ class SharesModule(Protocol):
     """
 
     @classmethod
-    def sharing(cls, module: Any, codec: Codec, *, dtype: str | None = None) -> TokenEngine:
+    def sharing(cls, module: Any, tokenizer: ChatTokenizer, *, dtype: str | None = None) -> TokenEngine:
         """An engine that decodes *module*; further keywords are its own settings, ``engine.args`` of a recipe.
 
         Args:
             module: the learner's live transformers module, perhaps with adapters.
-            codec: its tokenizer and chat template.
+            tokenizer: its tokenizer and chat template.
             dtype: to decode in; where it is not the module's, the engine keeps a copy that `update` refreshes.
 
         Raises:

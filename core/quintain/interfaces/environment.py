@@ -15,7 +15,7 @@ from .engine import Reply
 from .reward import Reward
 
 T = TypeVar("T", bound=Task)
-E = TypeVar("E")
+R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 Split = Literal["train", "dev", "test"]
@@ -47,11 +47,11 @@ def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
-class Environment(Generic[T, E]):
+class Environment(Generic[T, R]):
     """Subclass it; subclasses become frozen keyword-only dataclasses whose fields are their configuration.
 
     A field ``x: Judge = need()`` is a service. Instances are shared by concurrent episodes, so the state of an episode
-    lives in locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no evidence.
+    lives in locals of `rollout`. `tasks` must be given; everything else has a default: one turn, no result.
     """
 
     reward: ClassVar[Reward]
@@ -59,8 +59,8 @@ class Environment(Generic[T, E]):
     limits: ClassVar[Limits] = Limits(turns=1)
     system: ClassVar[str] = ""
     early: ClassVar[float] = 0.0
-    """The verdict of an episode that the policy broke off (a limit or a fault left the coroutine) before there was
-    evidence.
+    """The outcome of an episode that the policy broke off (a limit or a fault left the coroutine) before there was
+    result.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -71,8 +71,8 @@ class Environment(Generic[T, E]):
         """The tasks of ``train``, ``dev`` or ``test``: the same ones each time for the same fields; may be endless."""
         raise NotImplementedError(f"{type(self).__name__} does not say what its tasks are: define tasks(self, split)")
 
-    async def rollout(self, task: T, agent: Agent) -> E:
-        """Run one episode; what it returns is the evidence: plain data, all that rewards will see of it."""
+    async def rollout(self, task: T, agent: Agent) -> R:
+        """Run one episode; what it returns is the result: plain data, all that rewards will see of it."""
         agent.user(task.prompt)
         await agent.turn()
         return None  # type: ignore[return-value]
@@ -110,7 +110,7 @@ class Environment(Generic[T, E]):
         shaping: Reward | None = None,
         limits: Limits | None = None,
         system: str | None = None,
-    ) -> Environment[T, E]:
+    ) -> Environment[T, R]:
         """A copy with other class-level settings (a recipe's); ``None`` keeps."""
         copy = shallow_copy(self)  # keeps rewards that an earlier call gave
         for name, value in (("reward", reward), ("shaping", shaping), ("limits", limits), ("system", system)):

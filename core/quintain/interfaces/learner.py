@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from ..errors import UsageError
 from ..types.rollout import Group
-from .algorithm import Row
+from .algorithm import Algorithm
 from .engine import Weights
 
 
@@ -37,12 +37,12 @@ class PolicyLearner(Protocol):
 
     Attributes:
         module: what is trained; a checkpoint reads its configuration and its parameters.
-        row: the algorithm, with services once `serve` was called.
+        algorithm: the algorithm, with services once `serve` was called.
         version: of the weights; each `step` publishes one more.
     """
 
     module: Any
-    row: Row | None
+    algorithm: Algorithm | None
     version: int
 
     def serve(self, services: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ class PolicyLearner(Protocol):
         ...
 
     def batch(self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Any:
-        """The samples of *groups*: one per valid rollout and seat; its ``tokens`` counts those that train.
+        """The samples of *groups*: one per valid rollout and player; its ``tokens`` counts those that train.
 
         Args:
             temperature: of sampling, hence of the policy that is trained.

@@ -1,4 +1,4 @@
-"""Pieces: the named functions that a method is made of, and those that are imported by name.
+"""Pieces: the named functions that an algorithm is made of, and those that are imported by name.
 
 Importing this module needs no torch; the pieces themselves are torch functions and live in `quintain.learning` or in a
 plugin.
@@ -16,9 +16,9 @@ from typing import Any, Literal, Protocol, overload
 from ..errors import BindingError, PluginError, UnknownNameError, UsageError, did_you_mean
 from .service import Need
 
-Kind = Literal["advantage", "objective", "correction", "aggregation", "admission", "update"]
+Kind = Literal["advantage", "objective", "correction", "aggregation", "group_filter", "optimizer_step"]
 Level = Literal["token", "sequence", "group"]
-KINDS: tuple[Kind, ...] = ("advantage", "objective", "correction", "aggregation", "admission", "update")
+KINDS: tuple[Kind, ...] = ("advantage", "objective", "correction", "aggregation", "group_filter", "optimizer_step")
 POLICIES = frozenset({"ratio", "ref", "top"})
 """What a piece may read that is no statistic of a single forward pass."""
 STATISTICS = frozenset({"entropy", "square", "mean_logp"})
@@ -41,7 +41,7 @@ class Piece:
     """A named function of one kind, with the arguments it is configured with. Calling it runs it.
 
     Attributes:
-        kind: which choice of a method it makes.
+        kind: which choice of an algorithm it makes.
         name: as recipes write it.
         function: what runs. Its keyword-only parameters are its configuration; those that default to `need()` are
             services, and ``state`` marks a stateful piece: it takes the state of the last step (``None`` at first) and
@@ -52,7 +52,7 @@ class Piece:
             where an objective uses an importance ratio, ``ref`` where it uses the reference policy, ``top`` where it
             compares the most likely tokens of two policies (their number is its argument ``top``).
         idle: an objective's terms and their gradients are exactly 0 where the advantage is (a group's where those of
-            all its members are), so that such samples need no pass.
+            all its samples are), so that such samples need no pass.
         masks: a correction's weights are 0 or 1: it leaves out and repairs nothing, so it goes with a ratio to mu.
         check: takes all arguments by name and raises a `UsageError` where they do not fit together.
         fits: whether the piece goes with the other choices of an algorithm.
@@ -85,7 +85,7 @@ class Piece:
         listed = ", ".join(f"{key}={value!r}" for key, value in self.args.items())
         return f"{self.kind}.{self.name}({listed})"
 
-    def using(self, **args: Any) -> Piece:
+    def configure(self, **args: Any) -> Piece:
         """The same piece with *args* configured.
 
         Raises:
@@ -100,7 +100,7 @@ class Piece:
             self.check(**{**known, **self.args, **args})
         return dataclasses.replace(self, args={**self.args, **args})
 
-    def served(self, services: Mapping[str, Any]) -> Piece:
+    def with_services(self, services: Mapping[str, Any]) -> Piece:
         """The same piece with the services that it needs, by slot.
 
         Raises:
@@ -228,9 +228,9 @@ def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def over_groups(step: Any, **args: Any) -> list[float]:
         values = [0.0] * len(step.rewards)
-        for members in step.groups:
-            of_group = function([step.rewards[i] for i in members], **args)
-            for i, value in zip(members, of_group, strict=True):
+        for indices in step.groups:
+            of_group = function([step.rewards[i] for i in indices], **args)
+            for i, value in zip(indices, of_group, strict=True):
                 values[i] = float(value)
         return values
 
@@ -253,7 +253,7 @@ per_group = _decorator(
 )
 objective = _decorator(
     "objective",
-    """``f(t: Terms, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
+    """``f(t: LossInputs, ...)`` to the loss of every term, to be minimised: [N] tokens, [S] sequences or [G] groups, as
     ``level`` says.
 
     Never reduced: weights come from the aggregation. May return ``(terms, {"clip_low": bool [N], ...})`` for metrics,
@@ -266,8 +266,8 @@ objective = _decorator(
 )
 correction = _decorator(
     "correction",
-    """``f(t: Terms, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu. No gradient flows.
-    Options: ``level``, ``reads``, ``masks``.
+    """``f(t: LossInputs, ...)`` to a weight [N] (token) or [S] (sequence) that repairs sampling from mu. No gradient
+    flows. Options: ``level``, ``reads``, ``masks``.
     """,
     level="token",
     reads=(),
@@ -277,13 +277,13 @@ aggregation = _decorator(
     "aggregation",
     """``f(batch: Batch, ...)`` to the weight of one token of each sample. A term weighs as much as its tokens do.""",
 )
-admission = _decorator(
-    "admission",
-    """``f(candidate: Candidate, ...)`` to the reason why a whole group is refused, ``""`` where it is admitted.""",
+group_filter = _decorator(
+    "group_filter",
+    """``f(stats: GroupStats, ...)`` to the reason why a whole group is rejected; ``""`` accepts it.""",
 )
-update = _decorator(
-    "update",
-    """``f(problem: Problem, ...)`` that changes the parameters once, in the place of the optimizer. It returns metrics:
+optimizer_step = _decorator(
+    "optimizer_step",
+    """``f(step: Problem, ...)`` that changes the parameters once, in the place of the optimizer. It returns metrics:
     ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
     """,
 )

@@ -1,7 +1,7 @@
 """Rewards, and the algebra that combines them.
 
-A reward maps the valid members of a group to one `Score` each. A per-rollout reward is that, mapped over the members,
-so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A member whose term fails gets the failure, never a zero.
+A reward maps the valid samples of a group to one `Score` each. A per-rollout reward is that, mapped over the samples,
+so all combine: ``0.1 * brevity + ranked.clip(-1, 1)``. A sample whose term fails gets the failure, never a zero.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .service import Need
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=AnyRollout)
-Outcome = Score | EpisodeError
+ScoreOrError = Score | EpisodeError
 Value = float | int | bool | Score
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class RewardContext:
     """What a reward may depend on besides the rollouts: the training step and the services by slot."""
 
     step: int = 0
@@ -46,7 +46,7 @@ class Reward(ABC):
 
     @property
     def group(self) -> bool:
-        """Whether it compares the members of a group, so that it must wait for all of them."""
+        """Whether it compares the samples of a group, so that it must wait for all of them."""
         return any(p.group for p in self.parts)
 
     @property
@@ -55,8 +55,8 @@ class Reward(ABC):
         return {slot: kind for p in self.parts for slot, kind in p.needs.items()}
 
     @abstractmethod
-    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
-        """One score or failure per member, in order."""
+    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
+        """One score or failure per sample, in order."""
 
     def score(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
         """Score one rollout outside a run (a test, a notebook cell); inside a coroutine await `ascore`.
@@ -68,10 +68,10 @@ class Reward(ABC):
 
     async def ascore(self, rollout: AnyRollout, *, step: int = 0, **services: Any) -> Score:
         """`score`, awaited."""
-        (outcome,) = await self.outcomes([rollout], Context(step=step, services=services))
-        if isinstance(outcome, EpisodeError):
-            raise outcome
-        return outcome
+        (scored,) = await self.score_all([rollout], RewardContext(step=step, services=services))
+        if isinstance(scored, EpisodeError):
+            raise scored
+        return scored
 
     def __add__(self, other: Reward | float) -> Reward:
         b = other if isinstance(other, Reward) else Constant(other)
@@ -130,12 +130,12 @@ def as_score(value: Any, who: str) -> Score:
             score,
             value=_float(score.value),
             turns=tuple(map(_float, score.turns)),
-            seats={k: _float(v) for k, v in score.seats.items()},
+            players={k: _float(v) for k, v in score.players.items()},
             parts={k: _float(v) for k, v in score.parts.items()},
         )
     except (TypeError, ValueError, OverflowError) as e:
         raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
-    if not all(map(math.isfinite, (score.value, *score.turns, *score.seats.values()))):
+    if not all(map(math.isfinite, (score.value, *score.turns, *score.players.values()))):
         raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers")
     return score
 
@@ -149,7 +149,7 @@ def _float(x: Any) -> float:
 
 @dataclass(frozen=True, repr=False)
 class RewardFunction(Reward, Generic[P]):
-    """A function of one rollout (or, with *grouped*, of the members of a group), and its configuration.
+    """A function of one rollout (or, with *grouped*, of the samples of a group), and its configuration.
 
     Calling it configures it: ``kind(rubric="polite")``.
     """
@@ -201,7 +201,7 @@ class RewardFunction(Reward, Generic[P]):
                 raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, known)}")
         return replace(self, config={**self.config, **config})
 
-    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
+    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
         keywords = dict(self.config)
         for name, (slot, _) in self._needed.items():
             if slot not in context.services:
@@ -210,7 +210,7 @@ class RewardFunction(Reward, Generic[P]):
                 )
             keywords[name] = context.services[slot]
         if not self.grouped:
-            return await asyncio.gather(*(self._outcome(r, keywords) for r in group))
+            return await asyncio.gather(*(self._score_one(r, keywords) for r in group))
         try:
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
@@ -219,13 +219,13 @@ class RewardFunction(Reward, Generic[P]):
             return [_failure(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
-    async def _outcome(self, rollout: AnyRollout, keywords: Mapping[str, Any]) -> Outcome:
+    async def _score_one(self, rollout: AnyRollout, keywords: Mapping[str, Any]) -> ScoreOrError:
         try:
             return self._checked(await _called(self.function, rollout, keywords))
         except Exception as e:  # noqa: BLE001 - as above
             return _failure(e, self.name)
 
-    def _checked(self, value: Any) -> Outcome:
+    def _checked(self, value: Any) -> ScoreOrError:
         """The value as a score whose parts carry the reward's name, or why it is none."""
         try:
             score = as_score(value, self.name)
@@ -260,13 +260,13 @@ class Constant(Reward):
     def name(self) -> str:
         return f"{self.value:g}"
 
-    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
+    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
         return [Score(value=float(self.value)) for _ in group]
 
 
 @dataclass(frozen=True, repr=False)
 class Combined(Reward):
-    """A reward computed from the scores of its parts, member by member.
+    """A reward computed from the scores of its parts, sample by sample.
 
     Attributes:
         label: how it is shown.
@@ -283,12 +283,12 @@ class Combined(Reward):
     def name(self) -> str:
         return self.label
 
-    async def outcomes(self, group: Sequence[AnyRollout], context: Context) -> list[Outcome]:
-        columns = [await p.outcomes(group, context) for p in self.parts]
+    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
+        columns = [await p.score_all(group, context) for p in self.parts]
         return [self._joined(row, context.step) for row in zip(*columns, strict=True)]
 
-    def _joined(self, row: Sequence[Outcome], step: int) -> Outcome:
-        failure = next((outcome for outcome in row if isinstance(outcome, EpisodeError)), None)
+    def _joined(self, row: Sequence[ScoreOrError], step: int) -> ScoreOrError:
+        failure = next((scored for scored in row if isinstance(scored, EpisodeError)), None)
         if failure is not None:
             return failure
         try:
@@ -304,9 +304,9 @@ class Combined(Reward):
 def _sum(step: int, a: Score, b: Score) -> Score:
     n = max(len(a.turns), len(b.turns))
     pad = [(*s.turns, *(0.0,) * (n - len(s.turns))) for s in (a, b)]
-    seats = {k: a.of_seat(k) + b.of_seat(k) for k in {**a.seats, **b.seats}}
+    players = {k: a.of_player(k) + b.of_player(k) for k in {**a.players, **b.players}}
     turns = tuple(x + y for x, y in zip(*pad, strict=True))
-    return Score(value=a.value + b.value, turns=turns, seats=seats, **_about(a, b))
+    return Score(value=a.value + b.value, turns=turns, players=players, **_about(a, b))
 
 
 def _product(step: int, a: Score, b: Score) -> Score:
@@ -317,20 +317,20 @@ def _product(step: int, a: Score, b: Score) -> Score:
         )
     if b.turns:
         a, b = b, a
-    seats = {k: a.of_seat(k) * b.of_seat(k) for k in {**a.seats, **b.seats}}
-    return replace(_scaled(step, a, b.value), seats=seats, **_about(a, b))
+    players = {k: a.of_player(k) * b.of_player(k) for k in {**a.players, **b.players}}
+    return replace(_scaled(step, a, b.value), players=players, **_about(a, b))
 
 
 def _scaled(step: int, s: Score, by: float) -> Score:
     turns = tuple(t * by for t in s.turns)
-    return replace(s, value=s.value * by, turns=turns, seats={k: v * by for k, v in s.seats.items()})
+    return replace(s, value=s.value * by, turns=turns, players={k: v * by for k, v in s.players.items()})
 
 
 def _clipped(step: int, s: Score, low: float, high: float) -> Score:
     if s.turns:
         raise ValueError("a score with values per turn cannot be clipped; clip the value per turn in the reward")
-    seats = {k: min(max(v, low), high) for k, v in s.seats.items()}
-    return replace(s, value=min(max(s.value, low), high), seats=seats)
+    players = {k: min(max(v, low), high) for k, v in s.players.items()}
+    return replace(s, value=min(max(s.value, low), high), players=players)
 
 
 def _gated(step: int, s: Score, by: Score, at: float) -> Score:
@@ -384,7 +384,7 @@ def group_reward(
     *, range: tuple[float, float] | None = None
 ) -> Callable[[Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]]], RewardFunction[P]]: ...
 def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
-    """Make a reward of a function of the valid members of a group; it returns one number or `Score` per member."""
+    """Make a reward of a function of the valid samples of a group; it returns one number or `Score` per sample."""
     if function is not None:
         return RewardFunction(function, grouped=True)
     return lambda f: RewardFunction(f, grouped=True, range=range)

@@ -8,56 +8,64 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import UsageError, did_you_mean
-from ..types.sampling import Interrupt
+from ..types.sampling import ThinkingBudget
 from .pieces import Piece
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SamplingPlan:
     """Which tasks are tried and how a batch is filled: what a method needs besides its pieces.
 
     Attributes:
-        refill: what follows a refused group. ``none``: the batch is smaller (filtering). ``rounds``: missing groups are
-            tried together once all have ended, accepted ones are kept (dynamic sampling; DAPO, 2503.14476). ``active``:
-            another task starts as soon as a group is refused (active sampling; Olmo 3, 2512.13961). Both give the same
-            batch: the first admitted groups in the order of tasks, never of finishing.
+        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: missing groups
+            are tried together once all have ended, accepted ones are kept (dynamic sampling; DAPO, 2503.14476).
+            ``active``: another task starts as soon as a group is rejected (active sampling; Olmo 3, 2512.13961). Both
+            give the same batch: the first accepted groups in the order of tasks, never of finishing.
         attempts: groups tried per step at most, in batches; then the step learns from what there is.
-        order: ``shuffled``, ``level`` (easy to hard, by `Task.level`, once over the run; a smaller split again and
-            again), or ``failures`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
-        retire: a task whose success rate over the run reached this is not drawn again (no-positive-resampling; ScaleRL,
-            2510.13786, with 0.9). Once all did, they come back and their rates are counted anew; the run says so.
-        probe: samples per task of the starting policy, before the first step; 0 skips it. Tasks whose success rate is
-            outside *keep* are left out (difficulty filter by best-of-n), and so is what was not probed: beyond as many
-            tasks as the run will try, 4,096 at most.
-        keep: lowest and highest success rate in *probe* samples that stays, both included.
-        lag: published versions that the sampler is behind (a synchronous run's model of asynchrony).
-        interrupt: forced interruption, or ``None``.
+        order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split again and
+            again), or ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
+        drop_solved: a task whose success rate over the run reached this is not drawn again (no-positive-resampling;
+            ScaleRL, 2510.13786, with 0.9). Once all did, they come back and their rates are counted anew; the run says
+            so.
+        difficulty_samples: samples per task of the starting policy, before the first step; 0 skips it. Tasks whose
+            success rate is outside *difficulty_range* are left out (difficulty filter by best-of-n), and so is what was
+            not measured: beyond as many tasks as the run will try, 4,096 at most.
+        difficulty_range: lowest and highest success rate in *difficulty_samples* samples that stays, both included.
+        staleness: synced versions that the sampler is behind (a synchronous run's model of asynchrony).
+        thinking_budget: what ends a turn that thinks for too long, or ``None``.
     """
 
-    refill: Literal["none", "rounds", "active"] = "none"
+    resample: Literal["none", "dynamic", "active"] = "none"
     attempts: int = 10
-    order: Literal["shuffled", "level", "failures"] = "shuffled"
-    retire: float | None = None
-    probe: int = 0
-    keep: tuple[float, float] = (0.0, 1.0)
-    lag: int = 0
-    interrupt: Interrupt | None = None
+    order: Literal["shuffled", "easy_to_hard", "hard_first"] = "shuffled"
+    drop_solved: float | None = None
+    difficulty_samples: int = 0
+    difficulty_range: tuple[float, float] = (0.0, 1.0)
+    staleness: int = 0
+    thinking_budget: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "keep", tuple(self.keep))
-        if isinstance(self.interrupt, Mapping):
-            interrupt = Interrupt(**known_settings(Interrupt, self.interrupt, "plan.interrupt"))
-            object.__setattr__(self, "interrupt", interrupt)
-        for name, allowed in (("refill", ("none", "rounds", "active")), ("order", ("shuffled", "level", "failures"))):
+        object.__setattr__(self, "difficulty_range", tuple(self.difficulty_range))
+        if isinstance(self.thinking_budget, Mapping):
+            thinking_budget = ThinkingBudget(
+                **known_settings(ThinkingBudget, self.thinking_budget, "plan.thinking_budget")
+            )
+            object.__setattr__(self, "thinking_budget", thinking_budget)
+        for name, allowed in (
+            ("resample", ("none", "dynamic", "active")),
+            ("order", ("shuffled", "easy_to_hard", "hard_first")),
+        ):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}")
-        for name, least in (("attempts", 1), ("probe", 0), ("lag", 0)):
+        for name, least in (("attempts", 1), ("difficulty_samples", 0), ("staleness", 0)):
             if type(getattr(self, name)) is not int or getattr(self, name) < least:
                 raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected a whole number from {least}")
-        if self.retire is not None and not 0 < self.retire <= 1:
-            raise UsageError(f"plan.retire is {self.retire!r}; expected a success rate above 0, at most 1")
-        if len(self.keep) != 2 or not 0 <= self.keep[0] <= self.keep[1] <= 1:
-            raise UsageError(f"plan.keep is {self.keep!r}; expected two success rates, the lower first")
+        if self.drop_solved is not None and not 0 < self.drop_solved <= 1:
+            raise UsageError(f"plan.drop_solved is {self.drop_solved!r}; expected a success rate above 0, at most 1")
+        if len(self.difficulty_range) != 2 or not 0 <= self.difficulty_range[0] <= self.difficulty_range[1] <= 1:
+            raise UsageError(
+                f"plan.difficulty_range is {self.difficulty_range!r}; expected two success rates, the lower first"
+            )
 
 
 def known_settings(held: Any, table: Mapping[str, Any], where: str) -> Mapping[str, Any]:

@@ -69,7 +69,7 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Judgement:
     """A judge's grade: ``score`` in [0, 1], and the reason."""
 
     score: float
@@ -81,7 +81,7 @@ class Verdict:
 class Judge(Protocol):
     """Grades a reply against a rubric (criteria, as text)."""
 
-    async def grade(self, prompt: Any, reply: str, rubric: str) -> Verdict: ...
+    async def grade(self, prompt: Any, reply: str, rubric: str) -> Judgement: ...
 
 
 @runtime_checkable

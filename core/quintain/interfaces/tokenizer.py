@@ -11,7 +11,7 @@ from .tools import ToolSpec
 Offsets = list[tuple[int, int]]
 
 
-class Codec(Protocol):
+class ChatTokenizer(Protocol):
     """A tokenizer with a chat template, whatever library is behind it.
 
     Attributes:

@@ -1,14 +1,15 @@
-"""Learning: the pieces of the methods, the table of presets, and the learner that runs them. Needs torch."""
+"""Learning: the pieces of the algorithms, the table of algorithms, and the learner that runs them. Needs torch."""
 
 from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
-from .algorithms import PRESETS
+from .algorithms import ALGORITHMS
 from .batch import Batch, Sample
 from .learner import Learner
-from .microbatch import Columns, MicroBatch, micro_batches
-from .optimizer_step import Problem
+from .loss_inputs import LossInputs
+from .microbatch import FlatTokens, MicroBatch, micro_batches
+from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
-from .pieces import group_filter as admission
+from .pieces import group_filter as group_filter
 from .pieces.advantages import Step
 from .supervised import (
     SupervisedUpdate,
@@ -19,28 +20,27 @@ from .supervised import (
     split_thought,
     supervised_updates,
 )
-from .terms import Terms
 
 __all__ = [
-    "PRESETS",
+    "ALGORITHMS",
     "SUCCESS",
     "Batch",
-    "Columns",
+    "FlatTokens",
     "Learner",
+    "LossInputs",
     "MicroBatch",
-    "Problem",
+    "OptimizerStep",
     "Sample",
     "Step",
     "SupervisedUpdate",
-    "Terms",
     "TrainingSequence",
-    "admission",
     "advantages",
     "aggregation",
     "corrections",
     "demonstrations_of",
     "encode_conversation",
     "end_of_turn",
+    "group_filter",
     "join_thought",
     "micro_batches",
     "objectives",

@@ -1,21 +1,21 @@
-"""The table of methods: each row carries its own defaults. `quintain list algorithms` shows it, docs/algorithms.md
-compares the rows.
+"""The table of algorithms: each algorithm carries its own defaults. `quintain list algorithms` shows it,
+docs/algorithms.md compares the algorithms.
 
-All learn in one update per batch unless stated: then theta is prox, every ratio to prox is 1, and rows that differ in
-their trust region alone take the same step. ``published`` tells how many updates a paper made.
+All learn in one update per batch unless stated: then theta is prox, every ratio to prox is 1, and algorithms that
+differ in their trust region alone take the same step. ``published`` tells how many updates a paper made.
 """
 
 from __future__ import annotations
 
-from ..interfaces.algorithm import KL, Row
-from ..interfaces.sampling_plan import Plan
+from ..interfaces.algorithm import KL, Algorithm
+from ..interfaces.sampling_plan import SamplingPlan
 from .pieces.advantages import batch_mean, group_mean, group_norm, leave_one_out
 from .pieces.aggregation import constant, sequence, token
 from .pieces.corrections import uncorrected
 from .pieces.group_filter import minimum, varied
 from .pieces.objectives import policy_gradient, ppo_clip
 
-REINFORCE = Row(
+REINFORCE = Algorithm(
     name="reinforce",
     summary="Likelihood-ratio gradient with a batch-mean baseline (others: raw, ema, group_mean).",
     source="Williams 1992",
@@ -23,11 +23,11 @@ REINFORCE = Row(
     objective=policy_gradient,
     correction=uncorrected,
     aggregation=constant,
-    admission=minimum.using(members=1),
+    group_filter=minimum.configure(samples=1),
     published={"group": 1, "temperature": 1.0},
 )
 
-GRPO = Row(
+GRPO = Algorithm(
     name="grpo",
     summary="Group-normalised advantage, PPO clip 0.2, sequence mean, k3 to the reference in the loss (0.04).",
     source="Shao et al. 2024, arXiv 2402.03300",
@@ -35,12 +35,12 @@ GRPO = Row(
     objective=ppo_clip,
     correction=uncorrected,
     aggregation=sequence,
-    admission=minimum,
+    group_filter=minimum,
     kl=KL(where="loss", estimator="k3", coefficient=0.04),
     published={"group": 64, "temperature": 1.0},
 )
 
-RLOO = Row(
+RLOO = Algorithm(
     name="rloo",
     summary="Leave-one-out baseline, no ratio, no clip: the unbiased gradient of the expected reward.",
     source="Ahmadian et al. 2024, arXiv 2402.14740",
@@ -48,11 +48,11 @@ RLOO = Row(
     objective=policy_gradient,
     correction=uncorrected,
     aggregation=constant,
-    admission=minimum,
+    group_filter=minimum,
     published={"group": 4, "temperature": 1.0},
 )
 
-DR_GRPO = Row(
+DR_GRPO = Algorithm(
     name="dr_grpo",
     summary="GRPO without its biases: no division by the spread, by the length of the answer, no KL.",
     source="Liu et al. 2025, arXiv 2503.20783",
@@ -60,22 +60,22 @@ DR_GRPO = Row(
     objective=ppo_clip,
     correction=uncorrected,
     aggregation=constant,
-    admission=minimum,
+    group_filter=minimum,
     published={"group": 8, "temperature": 1.0},
 )
 
-DAPO = Row(
+DAPO = Algorithm(
     name="dapo",
     summary="GRPO with clip-higher, token mean, dynamic sampling, soft overlong punishment, no KL.",
     source="Yu et al. 2025, arXiv 2503.14476",
     advantage=group_norm,
-    objective=ppo_clip.using(low=0.2, high=0.28),
+    objective=ppo_clip.configure(low=0.2, high=0.28),
     correction=uncorrected,
     aggregation=token,
-    admission=varied,
+    group_filter=varied,
     overlong=0.2,
-    plan=Plan(refill="rounds"),
+    plan=SamplingPlan(resample="dynamic"),
     published={"group": 16, "minibatches": 16, "temperature": 1.0},
 )
 
-PRESETS = {row.name: row for row in (REINFORCE, GRPO, RLOO, DR_GRPO, DAPO)}
+ALGORITHMS = {algorithm.name: algorithm for algorithm in (REINFORCE, GRPO, RLOO, DR_GRPO, DAPO)}

@@ -10,28 +10,28 @@ from itertools import pairwise
 from typing import Any
 
 from ..errors import UsageError
-from ..types.rollout import EndingKind, Group, Rollout, trained
+from ..types.rollout import Group, Rollout, TerminationKind, trained
 from ..types.transcript import TrainingSequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One rollout of one seat: its branches count once in baselines and denominators.
+    """One rollout of one player: its branches count once in baselines and denominators.
 
     Attributes:
         sequences: its branches; each sampled token is masked in exactly one of them.
-        verdict: reward without shaping.
+        outcome: reward without shaping.
         shaping: what training adds.
         group: samples with the same number are compared with one another.
         environment: where the task came from.
         truncated: a limit cut the rollout short.
         turns: trained tokens of each turn, in order; empty where that is not known.
-        turn_scores: what single turns were given, verdict and shaping together; part of the total. Turns past its end
+        turn_scores: what single turns were given, outcome and shaping together; part of the total. Turns past its end
             got nothing.
     """
 
     sequences: tuple[TrainingSequence, ...]
-    verdict: float
+    outcome: float
     shaping: float = 0.0
     group: int
     environment: str = ""
@@ -50,7 +50,7 @@ class Sample:
                 f"sample of group {self.group}: {len(self.turn_scores)} turn scores for {len(self.turns)} turns"
             )
         if not math.isfinite(self.total):
-            raise UsageError(f"sample of group {self.group}: reward {self.verdict} + {self.shaping} is not finite")
+            raise UsageError(f"sample of group {self.group}: reward {self.outcome} + {self.shaping} is not finite")
         for at, sequence in enumerate(self.sequences):
             lengths = {len(sequence.ids), len(sequence.mask), len(sequence.logps), len(sequence.versions)}
             if len(lengths) != 1:
@@ -64,8 +64,8 @@ class Sample:
 
     @property
     def total(self) -> float:
-        """Verdict plus shaping."""
-        return self.verdict + self.shaping
+        """Outcome plus shaping."""
+        return self.outcome + self.shaping
 
     @cached_property
     def tokens(self) -> int:
@@ -83,7 +83,7 @@ class Batch:
     """The samples of one step, taken up together.
 
     Attributes:
-        samples: valid ones only; failed members left before.
+        samples: valid ones only; failed samples left before.
         temperature: of sampling, hence of the policy that is trained.
         max_tokens: configured maximum of new tokens per sample, the constant of ``constant`` aggregation.
     """
@@ -98,11 +98,11 @@ class Batch:
 
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of the members of each group, in order of first appearance."""
+        """Indices of the samples of each group, in order of first appearance."""
         found: dict[int, list[int]] = {}
         for i, sample in enumerate(self.samples):
             found.setdefault(sample.group, []).append(i)
-        return tuple(tuple(members) for members in found.values())
+        return tuple(tuple(indices) for indices in found.values())
 
     @cached_property
     def tokens(self) -> int:
@@ -127,33 +127,33 @@ class Batch:
 
 
 def batch_of(groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Batch:
-    """The batch of *groups*: one sample per valid rollout and seat; each seat of a group is a group of its own."""
+    """The batch of *groups*: one sample per valid rollout and player; each player of a group is a group of its own."""
     numbers: dict[tuple[int, str], int] = {}
     samples = [
-        _sample(rollout, seat, sequences, numbers.setdefault((rollout.group, seat), len(numbers)))
-        for rollout, seat, sequences in trained(groups)
+        _sample(rollout, player, sequences, numbers.setdefault((rollout.group, player), len(numbers)))
+        for rollout, player, sequences in trained(groups)
     ]
     return Batch(samples=tuple(samples), temperature=temperature, max_tokens=max_tokens)
 
 
-def _sample(rollout: Rollout[Any, Any], seat: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
-    turns = tuple(turn.tokens for turn in rollout.turns if turn.seat == seat and turn.tokens)
+def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
+    turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player and turn.tokens)
     known = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
         sequences=sequences,
-        verdict=rollout.verdict.of_seat(seat) if rollout.verdict else 0.0,
-        shaping=rollout.shaping.of_seat(seat) if rollout.shaping else 0.0,
+        outcome=rollout.outcome.of_player(player) if rollout.outcome else 0.0,
+        shaping=rollout.shaping.of_player(player) if rollout.shaping else 0.0,
         group=group,
         environment=rollout.environment,
-        truncated=rollout.ending.kind is EndingKind.TRUNCATED,
+        truncated=rollout.termination.kind is TerminationKind.TRUNCATED,
         turns=turns if known else (),
-        turn_scores=_turn_scores(rollout, seat, len(turns)) if known else (),
+        turn_scores=_turn_scores(rollout, player, len(turns)) if known else (),
     )
 
 
-def _turn_scores(rollout: Rollout[Any, Any], seat: str, turns: int) -> tuple[float, ...]:
-    """What single turns of a seat were given, verdict and shaping added up; nothing where seats score apart."""
-    scores = [s for s in (rollout.verdict, rollout.shaping) if s is not None and s.turns and seat not in s.seats]
-    if seat or not scores or any(len(s.turns) > turns for s in scores):
+def _turn_scores(rollout: Rollout[Any, Any], player: str, turns: int) -> tuple[float, ...]:
+    """What single turns of a player were given, outcome and shaping added up; nothing where players score apart."""
+    scores = [s for s in (rollout.outcome, rollout.shaping) if s is not None and s.turns and player not in s.players]
+    if player or not scores or any(len(s.turns) > turns for s in scores):
         return ()
     return tuple(sum(s.turns[i] for s in scores if i < len(s.turns)) for i in range(turns))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PluginError, RunError, UsageError
-from ..interfaces.algorithm import Row
+from ..interfaces.algorithm import Algorithm
 from ..interfaces.learner import overlong
 from ..models.forward import Forward, Layout
 from ..types.rollout import Group
@@ -23,8 +23,8 @@ from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
 from .loss import MinibatchLoss
 from .meter import Meter, advantage_metrics, sampler_metrics, staleness, under
-from .microbatch import Columns, MicroBatch
-from .optimizer_step import Problem
+from .microbatch import FlatTokens, MicroBatch
+from .optimizer_step import OptimizerStep
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
 from .scorer import HALF, FrozenPolicies, Precision, Scorer
@@ -36,17 +36,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A batch with what the row needs of it before its first update.
+    """A batch with what the algorithm needs of it before its first update.
 
     Attributes:
         step: what the advantage reads.
-        columns: the trained tokens.
+        flat_tokens: the trained tokens.
         policies: mu, prox and ref; the first pass of `Learner.step` completes them.
         seconds: that preparing took.
     """
 
     step: Step
-    columns: Columns
+    flat_tokens: FlatTokens
     policies: FrozenPolicies
     seconds: float
 
@@ -65,33 +65,33 @@ class Advantages:
 
 
 class Learner:
-    """Trains a causal language model by one row of the table.
+    """Trains a causal language model by one algorithm of the table.
 
     Weights and optimizer state are float32 always (float64 where the module is); ``bf16`` is autocast. Dropout is off.
 
     Args:
         module: a causal language model of transformers.
-        row: the method; only `supervised_step` works without.
+        algorithm: the algorithm; only `supervised_step` works without.
         lr: peak learning rate of AdamW, constant after the warm-up.
         warmup_steps: updates over which the learning rate rises linearly from lr / warmup_steps.
         betas, epsilon, weight_decay: of AdamW; matrices alone decay.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them.
         precision: of the layers: ``float32``, or autocast to ``bf16`` or ``fp16`` (with a loss scale that is halved
             where a gradient overflows; that update is left out and counted as ``updates.skipped``).
-        float32_head: compute the logits in float32 also under autocast; a row may ask for it too.
+        float32_head: compute the logits in float32 also under autocast; an algorithm may ask for it too.
         token_budget: tokens of a micro-batch.
         skip_idle: leave out samples whose advantage is 0 where the objective says that their gradient is exactly 0
             then; metrics other than ``idle`` cover the others.
         activation_checkpointing: trade a second forward pass of each layer for memory.
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
         layout: see `quintain.models.forward`.
-        reference: ref, where that is not *module* as it is now; kept only where the row uses ref.
+        reference: ref, where that is not *module* as it is now; kept only where the algorithm uses ref.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        row: Row | None = None,
+        algorithm: Algorithm | None = None,
         *,
         lr: float = 1e-5,
         warmup_steps: int = 0,
@@ -110,7 +110,7 @@ class Learner:
     ) -> None:
         if precision != "float32" and precision not in HALF:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
-        self.row = row
+        self.algorithm = algorithm
         self.version = 0
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
@@ -124,54 +124,54 @@ class Learner:
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
         self._piece_state: dict[str, Any] = {}
         half = HALF.get(precision)
-        wide_head = float32_head or (row is not None and row.float32_head)
+        wide_head = float32_head or (algorithm is not None and algorithm.float32_head)
         self.scorer = Scorer(
             self.forward,
             self._reference(reference),
-            row=row,
+            algorithm=algorithm,
             half=half,
             math=half if half is None or not wide_head else torch.float32,
             token_budget=token_budget,
         )
-        for note in row.notes() if row else ():
-            log.warning("%s: %s", row.name if row else "", note)
+        for note in algorithm.notes() if algorithm else ():
+            log.warning("%s: %s", algorithm.name if algorithm else "", note)
 
     @property
     def device(self) -> torch.device:
         return self.forward.head_weight.device
 
     def serve(self, services: Mapping[str, Any]) -> None:
-        """Give the row's pieces the services that they need, by slot.
+        """Give the algorithm's pieces the services that they need, by slot.
 
         Raises:
             BindingError: a slot is empty.
         """
-        self.row = self._method.served(services)
+        self.algorithm = self._algorithm.with_services(services)
 
     def batch(self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Batch:
-        """The samples of *groups*: one per valid rollout and seat."""
+        """The samples of *groups*: one per valid rollout and player."""
         return batch_of(groups, temperature=temperature, max_tokens=max_tokens)
 
     def prepare(self, batch: Batch) -> Prepared:
-        """Compute what the row needs before the first update: log-probs under the frozen policies, rewards.
+        """Compute what the algorithm needs before the first update: log-probs under the frozen policies, rewards.
 
         Raises:
             UsageError: the batch holds no token that trains, or a piece lacks a service.
         """
         if not batch.tokens:
             raise UsageError("the batch holds no token that trains")
-        for piece in self._method.pieces:
+        for piece in self._algorithm.pieces:
             empty = [slot for parameter, slot in piece.needs.items() if parameter not in piece.args]
             if empty:
                 slots = ", ".join(empty)
                 raise UsageError(f"{piece!r} needs the services {slots}: a run gives them, or `Learner.serve` does")
         began = time.perf_counter()
-        columns = Columns(batch=batch)
+        flat_tokens = FlatTokens(batch=batch)
         _, *later = self._minibatches(batch, 0)
-        policies = self.scorer.freeze(columns, sorted(i for part in later for i in part))
-        rewards, penalty = self._rewards(columns, policies)
+        policies = self.scorer.freeze(flat_tokens, sorted(i for part in later for i in part))
+        rewards, penalty = self._rewards(flat_tokens, policies)
         step = Step(batch=batch, rewards=rewards, penalty=penalty, statistics=policies.statistics())
-        return Prepared(step=step, columns=columns, policies=policies, seconds=time.perf_counter() - began)
+        return Prepared(step=step, flat_tokens=flat_tokens, policies=policies, seconds=time.perf_counter() - began)
 
     async def compute_advantages(self, prepared: Prepared) -> Advantages:
         """The advantages of a batch for `step`, also where the piece has to be awaited."""
@@ -181,7 +181,7 @@ class Learner:
     def step(
         self, batch: Batch | Prepared, *, advantages: Advantages | Sequence[float] | Tensor | None = None
     ) -> dict[str, float]:
-        """Train on a batch: all epochs and minibatches of the row. The weights then have a new version.
+        """Train on a batch: all epochs and minibatches of the algorithm. The weights then have a new version.
 
         Args:
             advantages: from `compute_advantages`, or values per sample or per token [N]; computed here where ``None``.
@@ -193,27 +193,29 @@ class Learner:
             UsageError: the batch holds no token that trains, or its advantages have to be awaited.
             RunError: the gradient is not finite; neither weights nor optimizer were touched by that update.
         """
-        row = self._method
+        algorithm = self._algorithm
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
         began = time.perf_counter() - prepared.seconds
         if advantages is None:
-            if row.advantage.asynchronous:
-                raise UsageError(f"{row.advantage!r} has to be awaited: pass `advantages` from `compute_advantages`")
+            if algorithm.advantage.asynchronous:
+                raise UsageError(
+                    f"{algorithm.advantage!r} has to be awaited: pass `advantages` from `compute_advantages`"
+                )
             advantages = self._unpack(self._run_advantage(prepared.step))
         elif not isinstance(advantages, Advantages):
             advantages = Advantages(values=advantages)
-        batch, columns, policies = prepared.step.batch, prepared.columns, prepared.policies
-        advantage_N = self._per_token(columns, advantages.values)
-        if row.reset_optimizer:
+        batch, flat_tokens, policies = prepared.step.batch, prepared.flat_tokens, prepared.policies
+        advantage_N = self._per_token(flat_tokens, advantages.values)
+        if algorithm.reset_optimizer:
             self._optimizer.state.clear()
         meter = Meter()
-        for epoch in range(row.epochs):
+        for epoch in range(algorithm.epochs):
             for part in self._minibatches(batch, epoch):
                 self._update(prepared, part, advantage_N, meter)
         metrics = {"samples": float(len(batch.samples)), "tokens": float(batch.tokens)}
         metrics |= {under("advantage", name): value for name, value in advantages.metrics.items()}
-        metrics |= advantage_metrics(advantage_N, columns.sample, len(batch.samples))
-        metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, columns.sample)
+        metrics |= advantage_metrics(advantage_N, flat_tokens.sample, len(batch.samples))
+        metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, flat_tokens.sample)
         metrics |= staleness(batch, self.version)
         self.version += 1
         return meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began) | metrics
@@ -225,18 +227,18 @@ class Learner:
             ``loss`` and ``entropy`` in nats per token, ``grad_norm``, ``tokens``, ``seconds``, ``lr``.
         """
         began = time.perf_counter()
-        batch = Batch(samples=tuple(Sample(sequences=(s,), verdict=0.0, group=i) for i, s in enumerate(sequences)))
+        batch = Batch(samples=tuple(Sample(sequences=(s,), outcome=0.0, group=i) for i, s in enumerate(sequences)))
         if not batch.tokens:
             raise UsageError("the sequences hold no token that trains")
         meter = Meter()
 
         def cross_entropy(micro: MicroBatch, observe: bool) -> Tensor:
-            statistics = self.scorer.statistics(micro.bundles)
+            statistics = self.scorer.statistics(micro.prefix_groups)
             if observe:
                 meter.add(entropy=statistics.entropy)
             return -statistics.logp.sum() / batch.tokens
 
-        self._take_adamw_step(self._problem(Columns(batch=batch), range(len(sequences)), cross_entropy), meter)
+        self._take_adamw_step(self._problem(FlatTokens(batch=batch), range(len(sequences)), cross_entropy), meter)
         self.version += 1
         summary = meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began)
         return summary | {"tokens": float(batch.tokens), "samples": float(len(sequences))}
@@ -245,7 +247,7 @@ class Learner:
         """Log-probs of all trained tokens at the batch's temperature, [N], in the order of samples, sequences and
         places.
         """
-        return self.scorer.score(Columns(batch=batch), range(len(batch.samples)), policy)["logp"]
+        return self.scorer.score(FlatTokens(batch=batch), range(len(batch.samples)), policy)["logp"]
 
     def weights(self) -> ModuleWeights:
         """The live weights under their names in a Hugging Face checkpoint; adapters are merged in a copy."""
@@ -285,14 +287,14 @@ class Learner:
             self._scaler.load_state_dict(state["scaler"])
 
     @property
-    def _method(self) -> Row:
-        if self.row is None:
-            raise UsageError("this learner was made without an algorithm; give it a row to call step()")
-        return self.row
+    def _algorithm(self) -> Algorithm:
+        if self.algorithm is None:
+            raise UsageError("this learner was made without an algorithm; give it an algorithm to call step()")
+        return self.algorithm
 
     def _reference(self, given: nn.Module | None) -> nn.Module | None:
         adapted = hasattr(self.module, "disable_adapter")  # ref is then the model without its adapters: no copy
-        if self.row is None or not self.row.uses_reference or (given is None and adapted):
+        if self.algorithm is None or not self.algorithm.uses_reference or (given is None and adapted):
             return None
         reference = given if given is not None else copy.deepcopy(self.module)
         return reference.requires_grad_(False).eval()
@@ -304,116 +306,118 @@ class Learner:
         order = list(range(len(batch.groups)))
         if epoch:
             random.Random(f"minibatches/{self.updates}").shuffle(order)
-        return batch.minibatches(self._method.minibatches, order)
+        return batch.minibatches(self._algorithm.minibatches, order)
 
-    def _rewards(self, columns: Columns, policies: FrozenPolicies) -> tuple[tuple[float, ...], Tensor | None]:
-        """Total reward per sample, punished for length and less the KL penalty where the row has these; and the penalty
-        of each token, [N]: coefficient times estimate.
+    def _rewards(self, flat_tokens: FlatTokens, policies: FrozenPolicies) -> tuple[tuple[float, ...], Tensor | None]:
+        """Total reward per sample, punished for length and less the KL penalty where the algorithm has these; and the
+        penalty of each token, [N]: coefficient times estimate.
         """
-        share = self._method.overlong
-        longest = columns.batch.max_tokens
-        totals = [s.total + overlong(s.longest_turn, longest, share) for s in columns.batch.samples]
-        kl = self._method.kl
+        share = self._algorithm.overlong
+        longest = flat_tokens.batch.max_tokens
+        totals = [s.total + overlong(s.longest_turn, longest, share) for s in flat_tokens.batch.samples]
+        kl = self._algorithm.kl
         if not kl.in_reward:
             return tuple(totals), None
         log_ratio_N = policies.prox_logp - cast(Tensor, policies.ref_logp)
         penalty_N = kl.coefficient * kl_estimate(log_ratio_N, kl.estimator).double().cpu()
-        sums = torch.zeros(len(totals), dtype=torch.float64).index_add(0, columns.sample, penalty_N).tolist()
+        sums = torch.zeros(len(totals), dtype=torch.float64).index_add(0, flat_tokens.sample, penalty_N).tolist()
         return tuple(total - penalty for total, penalty in zip(totals, sums, strict=True)), penalty_N
 
     def _run_advantage(self, step: Step) -> Any:
-        piece = self._method.advantage
+        piece = self._algorithm.advantage
         return piece(step, state=self._piece_state.get("advantage")) if piece.stateful else piece(step)
 
     def _unpack(self, returned: Any) -> Advantages:
         """Values and metrics of what an advantage returned; its state is kept for the next batch."""
-        if self._method.advantage.stateful:
+        if self._algorithm.advantage.stateful:
             returned, self._piece_state["advantage"] = returned
         if isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], Mapping):
             values, metrics = returned
             return Advantages(values=values, metrics={name: float(value) for name, value in metrics.items()})
         return Advantages(values=returned)
 
-    def _per_token(self, columns: Columns, values: Sequence[float] | Tensor) -> Tensor:
+    def _per_token(self, flat_tokens: FlatTokens, values: Sequence[float] | Tensor) -> Tensor:
         """Advantages as [N]."""
         advantages = torch.as_tensor(values, dtype=self.scorer.dtype)
-        samples, tokens = len(columns.batch.samples), columns.starts[-1]
+        samples, tokens = len(flat_tokens.batch.samples), flat_tokens.starts[-1]
         # As many samples as tokens: a tensor is taken to be per token, a list per sample. The values are the same.
         if advantages.shape == (samples,) and not (isinstance(values, Tensor) and samples == tokens):
-            advantages = advantages.index_select(0, columns.sample)
+            advantages = advantages.index_select(0, flat_tokens.sample)
         elif advantages.shape != (tokens,) or not isinstance(values, Tensor):
             raise UsageError(
-                f"{self._method.advantage!r} gave values of shape {list(advantages.shape)}; expected one per sample "
+                f"{self._algorithm.advantage!r} gave values of shape {list(advantages.shape)}; expected one per sample "
                 f"({samples}), or a tensor of one per token that trains ({tokens})"
             )
         if not bool(advantages.isfinite().all()):
-            raise RunError(f"{self._method.advantage!r} gave an advantage that is not finite")
+            raise RunError(f"{self._algorithm.advantage!r} gave an advantage that is not finite")
         return advantages.to(self.device)
 
     def _update(self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter) -> None:
-        """One optimizer step on the samples *part*, by the row's own update piece or by AdamW.
+        """One optimizer step on the samples *part*, by the algorithm's own update piece or by AdamW.
 
         Weights are fixed here, before any micro-batch is formed, so that the loss is the same sum however it is cut.
         """
-        row, columns = self._method, prepared.columns
-        batch = columns.batch
-        if row.mask_truncated:
+        algorithm, flat_tokens = self._algorithm, prepared.flat_tokens
+        batch = flat_tokens.batch
+        if algorithm.mask_truncated:
             part = [i for i in part if not batch.samples[i].truncated]
         weight_S = torch.zeros(len(batch.samples), dtype=torch.float64)
         if part:
-            weight_S[list(part)] = torch.tensor(row.aggregation(batch.only(part)), dtype=torch.float64)
-        active = self._active(columns, part, advantage_N)
+            weight_S[list(part)] = torch.tensor(algorithm.aggregation(batch.only(part)), dtype=torch.float64)
+        active = self._active(flat_tokens, part, advantage_N)
         if not active:  # nothing to learn: an update would only let momentum carry the weights on
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
             meter.skip()
             return
         loss = MinibatchLoss(
-            row=row,
+            algorithm=algorithm,
             scorer=self.scorer,
             policies=prepared.policies,
             temperature=batch.temperature,
             advantage_N=advantage_N,
-            weight_N=weight_S.index_select(0, columns.sample).to(self.device, self.scorer.dtype),
+            weight_N=weight_S.index_select(0, flat_tokens.sample).to(self.device, self.scorer.dtype),
             meter=meter,
             first=not meter.updates,
         )
-        problem = self._problem(columns, active, loss)
-        if row.update is None:
-            self._take_adamw_step(problem, meter)
+        optimization = self._problem(flat_tokens, active, loss)
+        if algorithm.optimizer_step is None:
+            self._take_adamw_step(optimization, meter)
             return
-        metrics = dict(row.update(problem) or {})
+        metrics = dict(algorithm.optimizer_step(optimization) or {})
         self.updates += 1
         missing = {"loss", "grad_norm"} - set(metrics)
         if missing:
-            raise PluginError(f"{row.update!r} must return the metrics loss and grad_norm; it gave {sorted(metrics)}")
+            raise PluginError(
+                f"{algorithm.optimizer_step!r} must return the metrics loss and grad_norm; it gave {sorted(metrics)}"
+            )
         meter.update(loss=metrics.pop("loss"), grad_norm=metrics.pop("grad_norm"), **metrics)
 
-    def _active(self, columns: Columns, part: Sequence[int], advantage_N: Tensor) -> list[int]:
+    def _active(self, flat_tokens: FlatTokens, part: Sequence[int], advantage_N: Tensor) -> list[int]:
         """Samples whose gradient is not known to be exactly 0. Weights were fixed over all of them."""
-        row = self._method
-        if not (self.skip_idle and row.objective.idle) or row.kl.in_loss:
+        algorithm = self._algorithm
+        if not (self.skip_idle and algorithm.objective.idle) or algorithm.kl.in_loss:
             return list(part)
-        moves = torch.zeros(len(columns.batch.samples), dtype=torch.bool)
-        moves[columns.sample[(advantage_N != 0).cpu()]] = True
-        if row.objective.level == "group":  # one term reads every member
-            for members in columns.batch.groups:
-                moves[list(members)] = moves[list(members)].any()
+        moves = torch.zeros(len(flat_tokens.batch.samples), dtype=torch.bool)
+        moves[flat_tokens.sample[(advantage_N != 0).cpu()]] = True
+        if algorithm.objective.level == "group":  # one term reads every sample
+            for indices in flat_tokens.batch.groups:
+                moves[list(indices)] = moves[list(indices)].any()
         return [i for i in part if moves[i]]
 
     def _problem(
-        self, columns: Columns, samples: Sequence[int], evaluate: Callable[[MicroBatch, bool], Tensor]
-    ) -> Problem:
-        return Problem(
+        self, flat_tokens: FlatTokens, samples: Sequence[int], evaluate: Callable[[MicroBatch, bool], Tensor]
+    ) -> OptimizerStep:
+        return OptimizerStep(
             module=self.module,
             parameters=self.parameters,
-            batch=columns.batch,
-            parts=self.scorer.micro_batches(columns, samples),
+            batch=flat_tokens.batch,
+            parts=self.scorer.micro_batches(flat_tokens, samples),
             evaluate=evaluate,
             token_budget=self.token_budget,
         )
 
-    def _take_adamw_step(self, problem: Problem, meter: Meter) -> None:
+    def _take_adamw_step(self, optimization: OptimizerStep, meter: Meter) -> None:
         """Accumulate the gradient over micro-batches, clip it, take one step of AdamW.
 
         Raises:
@@ -421,7 +425,7 @@ class Learner:
         """
         optimizer, scaler = self._optimizer, self._scaler
         optimizer.zero_grad(set_to_none=True)
-        loss = problem.backward(scaler.scale)
+        loss = optimization.backward(scaler.scale)
         scaler.unscale_(optimizer)
         norm = nn.utils.get_total_norm([cast(Tensor, p.grad) for p in self.parameters])
         finite = bool(norm.isfinite())

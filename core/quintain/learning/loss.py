@@ -9,18 +9,18 @@ from typing import cast
 from torch import Tensor
 
 from ..errors import UsageError
-from ..interfaces.algorithm import Row
+from ..interfaces.algorithm import Algorithm
 from ..interfaces.pieces import POLICIES
 from ..models.head import Statistics
+from .loss_inputs import LossInputs
 from .meter import Meter
 from .microbatch import MicroBatch
 from .pieces.objectives import kl_terms
 from .scorer import FrozenPolicies, Scorer
-from .terms import Terms
 
 
 @dataclass(frozen=True, kw_only=True)
-class WeightedSum:
+class WeightedLoss:
     """A part of the step's loss.
 
     Attributes:
@@ -34,7 +34,7 @@ class WeightedSum:
     correction: Tensor
 
 
-def weighted_sum(row: Row, t: Terms, weight_N: Tensor) -> WeightedSum:
+def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> WeightedLoss:
     """Sum the objective's terms, each with what its tokens weigh together and the correction's weight.
 
     The KL term, where it is in the loss, is a term of each token and is not corrected.
@@ -45,24 +45,24 @@ def weighted_sum(row: Row, t: Terms, weight_N: Tensor) -> WeightedSum:
     Raises:
         UsageError: the objective or the correction returned another shape than its level says.
     """
-    out = row.objective(t)
+    out = algorithm.objective(t)
     terms, diagnostics = out if isinstance(out, tuple) else (out, {})
-    weight = _of_level(t, weight_N, row.objective.level)
-    _check(row.objective, terms, weight)
-    fix = row.correction(t).detach()
-    _check(row.correction, fix, weight_N if row.correction.level == "token" else t.sample_sum(weight_N))
-    if row.correction.level == "sequence" and row.objective.level == "token":
+    weight = _of_level(t, weight_N, algorithm.objective.level)
+    _check(algorithm.objective, terms, weight)
+    fix = algorithm.correction(t).detach()
+    _check(algorithm.correction, fix, weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N))
+    if algorithm.correction.level == "sequence" and algorithm.objective.level == "token":
         loss = (weight * t.spread(fix) * terms).sum()
-    elif not row.corrected:
+    elif not algorithm.corrected:
         loss = (weight * terms).sum()
     else:
         loss = (weight * fix * terms).sum()
-    if row.kl.in_loss:
-        loss = loss + row.kl.coefficient * (weight_N * kl_terms(t, row.kl)).sum()
-    return WeightedSum(loss=loss, diagnostics=diagnostics, correction=fix)
+    if algorithm.kl.in_loss:
+        loss = loss + algorithm.kl.coefficient * (weight_N * kl_terms(t, algorithm.kl)).sum()
+    return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=fix)
 
 
-def _of_level(t: Terms, weight_N: Tensor, level: str) -> Tensor:
+def _of_level(t: LossInputs, weight_N: Tensor, level: str) -> Tensor:
     if level == "token":
         return weight_N
     weight_S = t.sample_sum(weight_N)
@@ -82,7 +82,7 @@ class MinibatchLoss:
     """The loss of one minibatch, as the sum of its micro-batches' parts.
 
     Attributes:
-        row: the method.
+        algorithm: the algorithm.
         scorer: computes the statistics under theta.
         policies: mu, prox and ref; a first pass completes prox in them.
         temperature: of the policy.
@@ -91,7 +91,7 @@ class MinibatchLoss:
         first: no update of the step came before, so theta is prox.
     """
 
-    row: Row
+    algorithm: Algorithm
     scorer: Scorer
     policies: FrozenPolicies
     temperature: float
@@ -106,49 +106,49 @@ class MinibatchLoss:
         Args:
             observe: this is the pass to learn from: take down metrics, complete prox. False in line searches.
         """
-        places = micro.places.to(self.scorer.device)
-        statistics = self._statistics(micro, places, freeze=self.first and observe)
+        positions = micro.positions.to(self.scorer.device)
+        statistics = self._statistics(micro, positions, freeze=self.first and observe)
         if observe:
-            self.policies.keep_prox(places, statistics.logp.detach(), before_updates=self.first)
-        terms = self._terms(micro, places, statistics)
-        weighted = weighted_sum(self.row, terms, self.weight_N[places])
+            self.policies.keep_prox(positions, statistics.logp.detach(), before_updates=self.first)
+        terms = self._terms(micro, positions, statistics)
+        weighted = weighted_loss(self.algorithm, terms, self.weight_N[positions])
         if observe:
-            corrected = self.row.correction.name != "none"
+            corrected = self.algorithm.correction.name != "none"
             self.meter.observe(terms, weighted.diagnostics, weighted.correction if corrected else None)
         return weighted.loss
 
-    def _statistics(self, micro: MicroBatch, places: Tensor, *, freeze: bool) -> Statistics:
+    def _statistics(self, micro: MicroBatch, positions: Tensor, *, freeze: bool) -> Statistics:
         """Statistics under theta. Under pruning, the pass that freezes chooses the vocabulary; others keep to it."""
-        row, policies = self.row, self.policies
-        chosen = policies.safe if row.prune and not freeze else None
+        algorithm, policies = self.algorithm, self.policies
+        chosen = policies.safe if algorithm.prune and not freeze else None
         statistics = self.scorer.statistics(
-            micro.bundles,
+            micro.prefix_groups,
             temperature=self.temperature,
-            asked_NK=policies.top["prox_top_ids"][places] if "top" in row.objective.reads else None,
-            prune=row.prune,
-            safe=None if chosen is None else chosen[places],
+            asked_NK=policies.top["prox_top_ids"][positions] if "top" in algorithm.objective.reads else None,
+            prune=algorithm.prune,
+            safe=None if chosen is None else chosen[positions],
         )
         if freeze and statistics.safe is not None:
-            policies.keep_vocabulary(places, statistics.safe)
+            policies.keep_vocabulary(positions, statistics.safe)
         return statistics
 
-    def _terms(self, micro: MicroBatch, places: Tensor, statistics: Statistics) -> Terms:
-        row, policies, device = self.row, self.policies, self.scorer.device
-        reads = row.objective.reads | row.correction.reads
+    def _terms(self, micro: MicroBatch, positions: Tensor, statistics: Statistics) -> LossInputs:
+        algorithm, policies, device = self.algorithm, self.policies, self.scorer.device
+        reads = algorithm.objective.reads | algorithm.correction.reads
         further = {name: getattr(statistics, name) for name in reads - POLICIES}
         if "top" in reads:
             further |= {"top_logp": cast(Tensor, statistics.asked_logp)}
-            further |= {name: policies.top[name][places] for name in ("prox_top_logp", "prox_top_has")}
-        return Terms(
+            further |= {name: policies.top[name][positions] for name in ("prox_top_logp", "prox_top_has")}
+        return LossInputs(
             logp=statistics.logp,
-            mu_logp=policies.mu_logp[places],
-            prox_logp=policies.prox_logp[places],
-            ref_logp=None if policies.ref_logp is None else policies.ref_logp[places],
-            advantage=self.advantage_N[places],
+            mu_logp=policies.mu_logp[positions],
+            prox_logp=policies.prox_logp[positions],
+            ref_logp=None if policies.ref_logp is None else policies.ref_logp[positions],
+            advantage=self.advantage_N[positions],
             # Detached unless a piece reads it: a gradient through the entropy costs a pass over the vocabulary.
-            entropy=statistics.entropy if "entropy" in row.reads else statistics.entropy.detach(),
+            entropy=statistics.entropy if "entropy" in algorithm.reads else statistics.entropy.detach(),
             sample=micro.sample.to(device),
             group=micro.group.to(device),
-            anchor=row.anchor,
+            ratio_to=algorithm.ratio_to,
             statistics=further,
         )

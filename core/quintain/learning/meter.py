@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .batch import Batch
+from .loss_inputs import LossInputs
 from .pieces.objectives import kl_estimate
-from .terms import Terms
 
 _CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
 
@@ -51,7 +51,7 @@ class Meter:
             self._counts[name] = self._counts.get(name, 0) + value.numel()
 
     @torch.no_grad()
-    def observe(self, t: Terms, diagnostics: Mapping[str, Tensor], correction: Tensor | None = None) -> None:
+    def observe(self, t: LossInputs, diagnostics: Mapping[str, Tensor], correction: Tensor | None = None) -> None:
         """Record a micro-batch.
 
         Args:
@@ -75,7 +75,7 @@ class Meter:
         """KL of the first policy of *log_ratio* from the second, where the tokens are samples of the first."""
         self.add(**{f"{name}.{estimator}": kl_estimate(log_ratio, estimator) for estimator in ("k1", "k3")})
 
-    def _masks(self, t: Terms, weight: Tensor) -> None:
+    def _masks(self, t: LossInputs, weight: Tensor) -> None:
         out = (weight == 0).float()
         if weight.shape == t.logp.shape:
             tokens, samples = out, 1 - t.sample_max(1 - out)  # a sample is out where all its tokens are
@@ -93,7 +93,10 @@ class Meter:
         it; see `under`.
         """
         self.add(
-            **{under("update", name): torch.tensor([float(value)], dtype=torch.float64) for name, value in told.items()}
+            **{
+                under("optimizer_step", name): torch.tensor([float(value)], dtype=torch.float64)
+                for name, value in told.items()
+            }
         )
         self.updates += 1
         self._losses.append(loss)
@@ -181,7 +184,7 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
 
 
 def staleness(batch: Batch, version: int) -> dict[str, float]:
-    """``staleness.mean`` and ``.max`` over the tokens that train: how many published versions the learner, at
+    """``staleness.mean`` and ``.max`` over the tokens that train: how many synced versions the learner, at
     *version*, is ahead of the one that sampled them.
     """
     rows = (sequence for sample in batch.samples for sequence in sample.sequences)

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from ..interfaces.pieces import Level
-from ..models.forward import Bundle, Row
+from ..models.forward import PrefixGroup, TokenSequence
 from .batch import Batch, Sample
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class FlatTokens:
     """The trained tokens of a whole batch, flat, in the order of samples, sequences and places. [N]."""
 
     batch: Batch
@@ -64,35 +64,35 @@ class MicroBatch:
     """Samples whose terms are computed together.
 
     Attributes:
-        bundles: rows of its samples; what a bundle shares at the start is computed once.
+        prefix_groups: rows of its samples; what a prefix group shares at the start is computed once.
         sample: local sample of each token, [N].
         group: local group of each sample, [S].
-        places: flat places of the tokens in the batch's `Columns`, [N].
+        positions: flat places of the tokens in the batch's `FlatTokens`, [N].
     """
 
-    bundles: tuple[Bundle, ...]
+    prefix_groups: tuple[PrefixGroup, ...]
     sample: Tensor
     group: Tensor
-    places: Tensor
+    positions: Tensor
 
     @classmethod
-    def of(cls, columns: Columns, members: Sequence[Sequence[int]]) -> MicroBatch:
-        """Those of the samples at *members*, indices into the batch by bundle."""
-        samples = columns.batch.samples
-        flat = [i for bundle in members for i in bundle]
+    def of(cls, flat_tokens: FlatTokens, indices: Sequence[Sequence[int]]) -> MicroBatch:
+        """Those of the samples at *indices*, indices into the batch by prefix group."""
+        samples = flat_tokens.batch.samples
+        flat = [i for prefix_group in indices for i in prefix_group]
         counts = torch.tensor([samples[i].tokens for i in flat], dtype=torch.long)
         numbers = {number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))}
         return cls(
-            bundles=tuple(_bundle([samples[i] for i in bundle]) for bundle in members),
+            prefix_groups=tuple(_prefix_group([samples[i] for i in prefix_group]) for prefix_group in indices),
             sample=torch.arange(len(flat)).repeat_interleave(counts),
             group=torch.tensor([numbers[samples[i].group] for i in flat], dtype=torch.long),
-            places=columns.of(flat),
+            positions=flat_tokens.of(flat),
         )
 
 
-def _bundle(samples: Sequence[Sample]) -> Bundle:
+def _prefix_group(samples: Sequence[Sample]) -> PrefixGroup:
     return [
-        Row(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
+        TokenSequence(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
         for sample in samples
         for sequence in sample.sequences
         if any(sequence.mask)
@@ -100,7 +100,7 @@ def _bundle(samples: Sequence[Sample]) -> Bundle:
 
 
 def micro_batches(
-    columns: Columns, indices: Sequence[int], *, budget: int, level: Level, cost: Callable[[Bundle], int]
+    flat_tokens: FlatTokens, indices: Sequence[int], *, budget: int, level: Level, cost: Callable[[PrefixGroup], int]
 ) -> list[MicroBatch]:
     """Cut the samples at *indices* into micro-batches of about *budget* tokens.
 
@@ -110,35 +110,36 @@ def micro_batches(
 
     Args:
         level: what one term reads.
-        cost: tokens that a bundle costs.
+        cost: tokens that a prefix group costs.
     """
-    samples = columns.batch.samples
+    samples = flat_tokens.batch.samples
     chosen = set(indices)
-    groups = [[i for i in members if i in chosen and samples[i].tokens] for members in columns.batch.groups]
-    bundles = [part for group in groups if group for part in _parts(group, samples, budget, level, cost)]
-    costs = [cost(_bundle([samples[i] for i in bundle])) for bundle in bundles]
-    longest = [max(len(s.ids) for i in bundle for s in samples[i].sequences) for bundle in bundles]
-    order = sorted(range(len(bundles)), key=lambda k: (-longest[k], k))  # alike together: attention pads to the longest
+    groups = [[i for i in indices if i in chosen and samples[i].tokens] for indices in flat_tokens.batch.groups]
+    prefix_groups = [part for group in groups if group for part in _parts(group, samples, budget, level, cost)]
+    costs = [cost(_prefix_group([samples[i] for i in prefix_group])) for prefix_group in prefix_groups]
+    longest = [max(len(s.ids) for i in prefix_group for s in samples[i].sequences) for prefix_group in prefix_groups]
+    # alike together: attention pads to the longest
+    order = sorted(range(len(prefix_groups)), key=lambda k: (-longest[k], k))
     filled: list[list[list[int]]] = []
     room = 0
     for k in order:
         if not filled or costs[k] > room:
             filled.append([])
             room = budget
-        filled[-1].append(bundles[k])
+        filled[-1].append(prefix_groups[k])
         room -= costs[k]
-    return [MicroBatch.of(columns, members) for members in filled]
+    return [MicroBatch.of(flat_tokens, indices) for indices in filled]
 
 
 def _parts(
-    group: list[int], samples: Sequence[Sample], budget: int, level: Level, cost: Callable[[Bundle], int]
+    group: list[int], samples: Sequence[Sample], budget: int, level: Level, cost: Callable[[PrefixGroup], int]
 ) -> list[list[int]]:
-    """A group in parts that fit the budget, members of like length together."""
-    if level == "group" or cost(_bundle([samples[i] for i in group])) <= budget:
+    """A group in parts that fit the budget, samples of like length together."""
+    if level == "group" or cost(_prefix_group([samples[i] for i in group])) <= budget:
         return [group]
     parts: list[list[int]] = []
     for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in samples[i].sequences), i)):
-        if not parts or cost(_bundle([samples[j] for j in (*parts[-1], i)])) > budget:
+        if not parts or cost(_prefix_group([samples[j] for j in (*parts[-1], i)])) > budget:
             parts.append([])
         parts[-1].append(i)
     return parts

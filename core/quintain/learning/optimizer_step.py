@@ -1,7 +1,7 @@
 """One update as an optimizer sees it: parameters, a loss that is a weighted sum, its gradient.
 
 The learner's own optimizer is AdamW. A row that names an ``update`` piece changes the parameters its own way (a natural
-gradient, a line search): the piece gets a `Problem`, changes the parameters once and returns metrics.
+gradient, a line search): the piece gets an `OptimizerStep`, changes the parameters once and returns metrics.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .microbatch import MicroBatch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Problem:
+class OptimizerStep:
     """A minibatch and the parameters that learn from it.
 
     Attributes:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..interfaces.algorithm import Row
-from ..models.forward import Bundle, Forward
+from ..interfaces.algorithm import Algorithm
+from ..models.forward import Forward, PrefixGroup
 from ..models.head import Statistics
-from .microbatch import Columns, MicroBatch, micro_batches
+from .microbatch import FlatTokens, MicroBatch, micro_batches
 
 Precision = Literal["float32", "bf16", "fp16"]
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -36,10 +36,10 @@ class FrozenPolicies:
     Attributes:
         mu_logp: log-probs of the sampler, [N].
         prox_logp: log-probs of the learner before its first update; NaN where no pass has seen the token yet, [N].
-        ref_logp: log-probs of the reference, [N]; ``None`` where the row has no use for it.
+        ref_logp: log-probs of the reference, [N]; ``None`` where the algorithm has no use for it.
         prox: further statistics under prox that the advantage reads, by name, each [N].
-        top: ``prox_top_logp`` [N, K] and ``prox_top_has`` [N] of `Terms.statistics`, and the ids that they belong to,
-            ``prox_top_ids`` [N, K]; empty where the objective does not compare them.
+        top: ``prox_top_logp`` [N, K] and ``prox_top_has`` [N] of `LossInputs.statistics`, and the ids that they belong
+            to, ``prox_top_ids`` [N, K]; empty where the objective does not compare them.
         safe: tokens that pruning left, as bits, [N, ceil(V / 8)]; ``None`` before a pass has pruned.
     """
 
@@ -55,23 +55,23 @@ class FrozenPolicies:
         ref = {} if self.ref_logp is None else {"ref_logp": self.ref_logp}
         return {"mu_logp": self.mu_logp, "prox_logp": self.prox_logp, **self.prox, **ref}
 
-    def keep_prox(self, places: Tensor, logp: Tensor, *, before_updates: bool) -> None:
-        """Take *logp* [n] of theta at *places* [n] for prox.
+    def keep_prox(self, positions: Tensor, logp: Tensor, *, before_updates: bool) -> None:
+        """Take *logp* [n] of theta at *positions* [n] for prox.
 
         Args:
             before_updates: theta still is prox: replace also what an earlier pass gave, which rounded differently, so
                 that the ratio is exactly 1. Otherwise only gaps are filled.
         """
-        earlier = self.prox_logp[places]
+        earlier = self.prox_logp[positions]
         replaced = torch.ones_like(earlier, dtype=torch.bool) if before_updates else earlier.isnan()
-        self.prox_logp[places] = torch.where(replaced, logp, earlier)
+        self.prox_logp[positions] = torch.where(replaced, logp, earlier)
 
-    def keep_vocabulary(self, places: Tensor, safe: Tensor) -> None:
-        """Freeze the tokens [n, ceil(V / 8)] that pruning left at *places* [n]."""
+    def keep_vocabulary(self, positions: Tensor, safe: Tensor) -> None:
+        """Freeze the tokens [n, ceil(V / 8)] that pruning left at *positions* [n]."""
         if self.safe is None:
             size = (len(self.prox_logp), safe.shape[1])
             self.safe = torch.zeros(size, dtype=safe.dtype, device=self.prox_logp.device)
-        self.safe[places] = safe
+        self.safe[positions] = safe
 
 
 class Scorer:
@@ -84,7 +84,7 @@ class Scorer:
         math: type of the product with the output layer; ``None`` is that of the hidden states.
 
     Args:
-        row: the method, for what it reads; ``None`` reads log-probs alone.
+        algorithm: the algorithm, for what it reads; ``None`` reads log-probs alone.
         token_budget: tokens of a micro-batch.
     """
 
@@ -93,14 +93,14 @@ class Scorer:
         forward: Forward,
         reference: nn.Module | None,
         *,
-        row: Row | None,
+        algorithm: Algorithm | None,
         half: torch.dtype | None,
         math: torch.dtype | None,
         token_budget: int,
     ) -> None:
         self.forward, self.reference = forward, reference
         self.half, self.math, self.token_budget = half, math, token_budget
-        self.row = row
+        self.algorithm = algorithm
         self._reference_forward: Forward | None = None
 
     @property
@@ -112,19 +112,19 @@ class Scorer:
         """Of statistics: float64 where the module is, else float32."""
         return torch.float64 if self.forward.head_weight.dtype == torch.float64 else torch.float32
 
-    def micro_batches(self, columns: Columns, indices: Sequence[int]) -> list[MicroBatch]:
+    def micro_batches(self, flat_tokens: FlatTokens, indices: Sequence[int]) -> list[MicroBatch]:
         """Micro-batches of the samples at *indices*."""
-        level = self.row.objective.level if self.row else "token"
-        return micro_batches(columns, indices, budget=self.token_budget, level=level, cost=self.forward.cost)
+        level = self.algorithm.objective.level if self.algorithm else "token"
+        return micro_batches(flat_tokens, indices, budget=self.token_budget, level=level, cost=self.forward.cost)
 
-    def statistics(self, bundles: Sequence[Bundle], **options: Any) -> Statistics:
+    def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
         """Statistics under theta; options as in `head.statistics`."""
-        return self._run(self.forward, bundles, options)
+        return self._run(self.forward, prefix_groups, options)
 
     @torch.no_grad()
     def score(
         self,
-        columns: Columns,
+        flat_tokens: FlatTokens,
         indices: Sequence[int],
         policy: Literal["theta", "ref"] = "theta",
         *,
@@ -133,27 +133,30 @@ class Scorer:
         """Statistics [N] of the tokens of some samples, NaN (or 0) at the others.
 
         Args:
-            safe: the only tokens that count at each place, as bits; chosen by the row's threshold where ``None``.
+            safe: the only tokens that count at each place, as bits; chosen by the algorithm's threshold where ``None``.
         """
         scores: dict[str, Tensor] = {}
-        options: dict[str, Any] = {"temperature": columns.batch.temperature}
-        options |= {"top": self._top if policy == "theta" else 0, "prune": self.row.prune if self.row else 0.0}
+        options: dict[str, Any] = {"temperature": flat_tokens.batch.temperature}
+        options |= {
+            "top": self._top if policy == "theta" else 0,
+            "prune": self.algorithm.prune if self.algorithm else 0.0,
+        }
         with self._forward_of(policy) as forward:
-            for micro in self.micro_batches(columns, indices):
-                places = micro.places.to(self.device)
-                at_places = None if safe is None else safe[places]
-                statistics = self._run(forward, micro.bundles, options | {"safe": at_places})
+            for micro in self.micro_batches(flat_tokens, indices):
+                positions = micro.positions.to(self.device)
+                at_places = None if safe is None else safe[positions]
+                statistics = self._run(forward, micro.prefix_groups, options | {"safe": at_places})
                 for name in _NAMES:
                     value = getattr(statistics, name)
                     if value is None:
                         continue
                     if name not in scores:
-                        scores[name] = self._unknown(columns.starts[-1], value)
-                    scores[name][places] = value.to(scores[name].dtype)
+                        scores[name] = self._unknown(flat_tokens.starts[-1], value)
+                    scores[name][positions] = value.to(scores[name].dtype)
         return scores
 
-    def freeze(self, columns: Columns, later: Sequence[int]) -> FrozenPolicies:
-        """Score the frozen policies before the first update, as far as the row needs it.
+    def freeze(self, flat_tokens: FlatTokens, later: Sequence[int]) -> FrozenPolicies:
+        """Score the frozen policies before the first update, as far as the algorithm needs it.
 
         The first pass over a minibatch that is trained before any update gives its prox for nothing. So one update per
         batch needs no pass for prox, unless something reads it earlier.
@@ -161,36 +164,37 @@ class Scorer:
         Args:
             later: samples whose minibatch comes after the first update.
         """
-        row = cast(Row, self.row)
-        mu_logp = columns.mu_logp.to(self.device, self.dtype)
+        algorithm = cast(Algorithm, self.algorithm)
+        mu_logp = flat_tokens.mu_logp.to(self.device, self.dtype)
         policies = FrozenPolicies(mu_logp=mu_logp, prox_logp=torch.full_like(mu_logp, float("nan")))
-        everyone = range(len(columns.batch.samples))
-        reads = row.advantage.reads - {"ref"}
-        pruned_reference = row.uses_reference and row.prune  # ref is compared over the vocabulary that prox leaves
-        needs_all = reads or "top" in row.objective.reads or pruned_reference or row.kl.in_reward
+        everyone = range(len(flat_tokens.batch.samples))
+        reads = algorithm.advantage.reads - {"ref"}
+        # ref is compared over the vocabulary that prox leaves
+        pruned_reference = algorithm.uses_reference and algorithm.prune
+        needs_all = reads or "top" in algorithm.objective.reads or pruned_reference or algorithm.kl.in_reward
         if samples := list(everyone) if needs_all else later:
-            scores = self.score(columns, samples)
+            scores = self.score(flat_tokens, samples)
             policies.prox_logp = scores["logp"]
             policies.prox = {name: scores[name] for name in reads - {"ratio", "top"}}
             policies.safe = scores.get("safe")
             if "top_ids" in scores:
                 policies.top = {f"prox_{name}": scores[name] for name in ("top_ids", "top_logp")}
                 # Found by id, since the sampled token's log-prob may round differently from that of the list.
-                ids = columns.ids.to(self.device).unsqueeze(1)
+                ids = flat_tokens.ids.to(self.device).unsqueeze(1)
                 policies.top["prox_top_has"] = (scores["top_ids"] == ids).any(1)
-        if row.uses_reference:
-            policies.ref_logp = self.score(columns, everyone, "ref", safe=policies.safe)["logp"]
+        if algorithm.uses_reference:
+            policies.ref_logp = self.score(flat_tokens, everyone, "ref", safe=policies.safe)["logp"]
         return policies
 
-    def _run(self, forward: Forward, bundles: Sequence[Bundle], options: Mapping[str, Any]) -> Statistics:
+    def _run(self, forward: Forward, prefix_groups: Sequence[PrefixGroup], options: Mapping[str, Any]) -> Statistics:
         half = self.half or torch.bfloat16  # some type must be named, also where autocast is off
         with torch.autocast(self.device.type, dtype=half, enabled=self.half is not None):
-            return forward.statistics(bundles, math=self.math, **options)
+            return forward.statistics(prefix_groups, math=self.math, **options)
 
     @property
     def _top(self) -> int:
         """How many of the likeliest tokens the objective compares."""
-        objective = self.row.objective if self.row else None
+        objective = self.algorithm.objective if self.algorithm else None
         return int(objective.argument("top")) if objective is not None and "top" in objective.reads else 0
 
     @contextlib.contextmanager
@@ -206,7 +210,7 @@ class Scorer:
             with module.disable_adapter():
                 yield self.forward
         else:
-            raise UsageError("no reference model is kept: the row does not use one")
+            raise UsageError("no reference model is kept: the algorithm does not use one")
 
     def _unknown(self, tokens: int, like: Tensor) -> Tensor:
         """Room for a statistic of all *tokens*: NaN for numbers, 0 for ids and bits."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..interfaces.environment import Environment, yielded
-from ..interfaces.tokenizer import Codec
+from ..interfaces.tokenizer import ChatTokenizer
 from ..rollouts.chat.bridge import Conversation
 from ..rollouts.chat.tool_calls import parse
 from ..types.task import Message, messages_of
@@ -82,7 +82,7 @@ def demonstrations_of(
 
 
 def encode_conversation(
-    messages: Sequence[Message], replies: Collection[int], codec: Codec, end: int
+    messages: Sequence[Message], replies: Collection[int], tokenizer: ChatTokenizer, end: int
 ) -> list[TrainingSequence]:
     """Encode each reply in the context in which the policy would sample it; replies and the token *end* train.
 
@@ -92,34 +92,36 @@ def encode_conversation(
         replies: positions of the assistant messages that train.
         end: the token that ends a reply, see `end_of_turn`.
     """
-    conversation = Conversation(codec)
+    conversation = Conversation(tokenizer)
     for position, message in enumerate(messages[: max(replies) + 1]):
         if position not in replies:
             conversation.add(message)
             continue
         thought, reply = split_thought(message.content)
         text = join_thought(thought, reply) if thought else message.content
-        if codec.stops and not text[:1].isspace():  # a template in paragraphs: "Assistant: yes"
+        if tokenizer.stops and not text[:1].isspace():  # a template in paragraphs: "Assistant: yes"
             text = f" {text}"
-        ids = (*codec.encode(text), end)
+        ids = (*tokenizer.encode(text), end)
         conversation.prompt()
-        conversation.said(Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end))
+        conversation.add_sampled(
+            Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end)
+        )
     return list(conversation.transcript("", 1.0).sequences())
 
 
-def end_of_turn(codec: Codec) -> int:
+def end_of_turn(tokenizer: ChatTokenizer) -> int:
     """Return the token that the chat template puts after an answer; where it has none, the end of the text.
 
     Raises:
         UsageError: the tokenizer has no token that ends anything.
     """
-    if not codec.stop_ids:
-        raise UsageError(f"the tokenizer {codec.name} has no token that ends a text; set its eos_token and save it")
-    rendered = codec.render([Message("user", "?"), Message("assistant", "x")], prompt=False)
-    for stop in codec.stop_ids:
-        if f"x{codec.decode([stop])}" in rendered:
+    if not tokenizer.stop_ids:
+        raise UsageError(f"the tokenizer {tokenizer.name} has no token that ends a text; set its eos_token and save it")
+    rendered = tokenizer.render([Message("user", "?"), Message("assistant", "x")], prompt=False)
+    for stop in tokenizer.stop_ids:
+        if f"x{tokenizer.decode([stop])}" in rendered:
             return stop
-    return codec.stop_ids[0]
+    return tokenizer.stop_ids[0]
 
 
 def split_thought(text: str) -> tuple[str, str]:

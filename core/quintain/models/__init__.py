@@ -1,4 +1,5 @@
-"""The model: loading, the layers as plain functions, and the tokenizer behind a codec. Needs torch and transformers.
+"""The model: loading, the layers as plain functions, and the tokenizer with its chat template. Needs torch and
+transformers.
 
 The names below are what plugins may import from here; each module is imported when one of its names is first used.
 """
@@ -9,21 +10,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..interfaces.tokenizer import Codec as Codec
+    from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .forward import Forward as Forward
-    from .forward import Row as Row
+    from .forward import TokenSequence as TokenSequence
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
     from .load import load_model as load_model
-    from .tokenizer import HFCodec as HFCodec
+    from .tokenizer import HFTokenizer as HFTokenizer
 
 _HOMES = {
-    "..interfaces.tokenizer": ("Codec",),
-    ".forward": ("Forward", "Row"),
+    "..interfaces.tokenizer": ("ChatTokenizer",),
+    ".forward": ("Forward", "TokenSequence"),
     ".layers": ("fuse_storage",),
     ".load": ("LoadedModel", "as_device", "load_model"),
-    ".tokenizer": ("HFCodec",),
+    ".tokenizer": ("HFTokenizer",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

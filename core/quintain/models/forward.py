@@ -1,15 +1,16 @@
 """Training forward passes: rows of tokens to hidden states at the positions that are asked for.
 
 Layouts:
-    shared: over the layers of `Decoder`. What the rows of a bundle have in common at the start is computed once and
+    shared: over the layers of `Decoder`. What the rows of a prefix group have in common at the start is computed once
+    and
         read by all of them; gradients flow back through it. Linear layers see no padding; attention pads inside a
         micro-batch only.
     bucketed: the module's own forward over right-padded rows.
     packed: the module's own forward over one row whose position ids restart; only for attention kernels of variable
         length.
 
-Shapes: F tokens laid flat, N asked positions, D hidden size, M bundles, G rows of a bundle, P tokens of a shared start,
-T tokens of a rest, H query heads, K key heads, E head size.
+Shapes: F tokens laid flat, N asked positions, D hidden size, M prefix groups, G rows of a prefix group, P tokens of a
+shared start, T tokens of a rest, H query heads, K key heads, E head size.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ Layout = Literal["shared", "bucketed", "packed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TokenSequence:
     """Token ids, and the places (from 1, increasing) whose log-probs are asked for."""
 
     ids: Sequence[int]
-    places: Sequence[int]
+    positions: Sequence[int]
 
 
-Bundle = Sequence[Row]
+PrefixGroup = Sequence[TokenSequence]
 """Rows that may share their start."""
 
 
@@ -70,10 +71,12 @@ class Forward:
         if checkpointing and self.layout != "shared":
             _checkpoint_own_layers(module)
 
-    def statistics(self, bundles: Sequence[Bundle], **options: Any) -> Statistics:
-        """Statistics at all asked places, in the order of bundles, rows and places; options as in `head.statistics`."""
-        hidden_ND = self.hidden(bundles)
-        targets = [row.ids[place] for bundle in bundles for row in bundle for place in row.places]
+    def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
+        """Statistics at all asked places, in the order of prefix groups, rows and places; options as in
+        `head.statistics`.
+        """
+        hidden_ND = self.hidden(prefix_groups)
+        targets = [row.ids[place] for prefix_group in prefix_groups for row in prefix_group for place in row.positions]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
         with torch.autocast(hidden_ND.device.type, enabled=False):  # the option `math` alone says what the head uses
             return statistics(hidden_ND, self.head_weight, target_N, **options)
@@ -86,20 +89,20 @@ class Forward:
             raise UsageError("an adapter on the output layer is not supported; leave it out of target_modules")
         return head.weight
 
-    def hidden(self, bundles: Sequence[Bundle]) -> Tensor:
+    def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
         """Hidden states [N, D] from which the asked tokens were predicted, after the last norm."""
         if self.layout == "shared":
             assert self.decoder is not None
-            return _shared_hidden(self.decoder, Plan.of(bundles, self.decoder.device), self.checkpointing)
-        rows = [row for bundle in bundles for row in bundle]
+            return _shared_hidden(self.decoder, PrefixLayout.of(prefix_groups, self.decoder.device), self.checkpointing)
+        rows = [row for prefix_group in prefix_groups for row in prefix_group]
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
-    def cost(self, bundle: Bundle) -> int:
-        """Tokens that the layers see for *bundle*."""
-        lengths = [len(row.ids) - 1 for row in bundle]
+    def cost(self, prefix_group: PrefixGroup) -> int:
+        """Tokens that the layers see for *prefix_group*."""
+        lengths = [len(row.ids) - 1 for row in prefix_group]
         if self.layout != "shared":
             return sum(lengths)
-        return sum(lengths) - (len(bundle) - 1) * shared_start(bundle)
+        return sum(lengths) - (len(prefix_group) - 1) * shared_start(prefix_group)
 
     def _choose(self, wanted: Layout | Literal["auto"]) -> Layout:
         if wanted == "shared" and self.decoder is None:
@@ -123,9 +126,9 @@ class Forward:
         vocab = self.head_weight.shape[0]
         texts = [[(7 * i + 3 * j + 1) % vocab for j in range(n)] for i, n in ((0, 9), (1, 6), (1, 4))]
         texts[2][:2] = texts[1][:2]
-        bundle = [Row(ids, range(1, len(ids))) for ids in texts]
+        prefix_group = [TokenSequence(ids, range(1, len(ids))) for ids in texts]
         self.layout = layout
-        logp_N = self.statistics([bundle[:1], bundle[1:]]).logp
+        logp_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
         targets = [torch.tensor(ids[1:], device=logp_N.device) for ids in texts]
         plain = [plain_log_probs(self.module, ids)[:-1] for ids in texts]
         plain_N = torch.cat([p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)])
@@ -142,7 +145,7 @@ class Forward:
         base = module.get_base_model() if hasattr(module, "get_base_model") else module
         return base.base_model(**inputs, use_cache=False).last_hidden_state
 
-    def _bucketed(self, rows: Sequence[Row]) -> Tensor:
+    def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device
         inputs = [torch.tensor(row.ids[:-1], dtype=torch.long) for row in rows]
         ids_RT = pad_sequence(inputs, batch_first=True)
@@ -151,15 +154,15 @@ class Forward:
         positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
         mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
         hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
-        at = [r * longest + place - 1 for r, row in enumerate(rows) for place in row.places]
+        at = [r * longest + place - 1 for r, row in enumerate(rows) for place in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(0, torch.tensor(at, dtype=torch.long, device=device))
 
-    def _packed(self, rows: Sequence[Row]) -> Tensor:
+    def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device
         ids = [i for row in rows for i in row.ids[:-1]]
         positions = [p for row in rows for p in range(len(row.ids) - 1)]
         starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)
-        at = [start + place - 1 for start, row in zip(starts, rows, strict=False) for place in row.places]
+        at = [start + place - 1 for start, row in zip(starts, rows, strict=False) for place in row.positions]
         ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
         return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
@@ -175,12 +178,12 @@ def _checkpoint_own_layers(module: nn.Module) -> None:
     module.train()
 
 
-def shared_start(bundle: Bundle) -> int:
+def shared_start(prefix_group: PrefixGroup) -> int:
     """Tokens at the start that all rows have in common; every row keeps at least one input token of its own."""
-    if len(bundle) < 2:
+    if len(prefix_group) < 2:
         return 0
-    first, last = min(list(row.ids) for row in bundle), max(list(row.ids) for row in bundle)
-    most = min(len(row.ids) for row in bundle) - 2
+    first, last = min(list(row.ids) for row in prefix_group), max(list(row.ids) for row in prefix_group)
+    most = min(len(row.ids) for row in prefix_group) - 2
     same = 0
     while same < most and first[same] == last[same]:
         same += 1
@@ -206,13 +209,13 @@ class Padding:
 
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], device: torch.device) -> Padding:
-        """Flat tokens of [bundle][row] runs of *lengths*, as a block [M, G, T]."""
-        shape = (len(lengths), max(map(len, lengths)), max(n for bundle in lengths for n in bundle))
-        if all(len(bundle) == shape[1] and all(n == shape[2] for n in bundle) for bundle in lengths):
+        """Flat tokens of [prefix group][row] runs of *lengths*, as a block [M, G, T]."""
+        shape = (len(lengths), max(map(len, lengths)), max(n for prefix_group in lengths for n in prefix_group))
+        if all(len(prefix_group) == shape[1] and all(n == shape[2] for n in prefix_group) for prefix_group in lengths):
             return cls(shape=shape, block_to_flat=None, flat_to_block=None, real=None)
         sizes_MG = torch.zeros(shape[:2], dtype=torch.long)
-        for m, bundle in enumerate(lengths):
-            sizes_MG[m, : len(bundle)] = torch.tensor(bundle)
+        for m, prefix_group in enumerate(lengths):
+            sizes_MG[m, : len(prefix_group)] = torch.tensor(prefix_group)
         real = torch.arange(shape[2]) < sizes_MG.unsqueeze(-1)
         flat_to_block = real.flatten().nonzero()[:, 0]
         block_to_flat = torch.zeros(real.numel(), dtype=torch.long)
@@ -253,13 +256,13 @@ class _Rearrange(torch.autograd.Function):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Where everything of a micro-batch lies: first the shared starts of all bundles, flat, then all rests.
+class PrefixLayout:
+    """Where everything of a micro-batch lies: first the shared starts of all prefix groups, flat, then all rests.
 
     Attributes:
         ids, positions: of the flat tokens, [F].
         starts: flat tokens that belong to shared starts.
-        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no bundle shares anything.
+        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no prefix group shares anything.
         asked: flat token that predicts each asked place, [N].
     """
 
@@ -271,22 +274,26 @@ class Plan:
     asked: Tensor
 
     @classmethod
-    def of(cls, bundles: Sequence[Bundle], device: torch.device) -> Plan:
-        shared = [shared_start(bundle) for bundle in bundles]
-        if not any(shared):  # then each row is a bundle of its own, whose attention is plainly causal: a faster kernel
-            bundles, shared = [[row] for bundle in bundles for row in bundle], []
-        common = shared or [0] * len(bundles)
-        ids = [i for n, bundle in zip(shared, bundles, strict=False) for i in bundle[0].ids[:n]]
+    def of(cls, prefix_groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
+        shared = [shared_start(prefix_group) for prefix_group in prefix_groups]
+        # then each row is a prefix group of its own, whose attention is plainly causal: a faster kernel
+        if not any(shared):
+            prefix_groups, shared = [[row] for prefix_group in prefix_groups for row in prefix_group], []
+        common = shared or [0] * len(prefix_groups)
+        ids = [i for n, prefix_group in zip(shared, prefix_groups, strict=False) for i in prefix_group[0].ids[:n]]
         positions = [p for n in shared for p in range(n)]
         starts, begin = len(ids), 0
         asked: list[int] = []
-        for n, bundle in zip(common, bundles, strict=True):
-            for row in bundle:
-                asked.extend(begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.places)
+        for n, prefix_group in zip(common, prefix_groups, strict=True):
+            for row in prefix_group:
+                asked.extend(begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.positions)
                 ids.extend(row.ids[n:-1])
                 positions.extend(range(n, len(row.ids) - 1))
             begin += n
-        lengths = [[len(row.ids) - 1 - n for row in bundle] for n, bundle in zip(common, bundles, strict=True)]
+        lengths = [
+            [len(row.ids) - 1 - n for row in prefix_group]
+            for n, prefix_group in zip(common, prefix_groups, strict=True)
+        ]
         return cls(
             ids=torch.tensor(ids, dtype=torch.long, device=device),
             positions=torch.tensor(positions, dtype=torch.long, device=device),
@@ -297,7 +304,7 @@ class Plan:
         )
 
 
-def _shared_hidden(decoder: Decoder, plan: Plan, checkpointing: bool) -> Tensor:
+def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
     """Hidden states [N, D] at the asked places. The last layer's output is computed there only."""
     hidden_FD = decoder.embed(plan.ids)
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
@@ -316,7 +323,7 @@ def _shared_hidden(decoder: Decoder, plan: Plan, checkpointing: bool) -> Tensor:
     return decoder.final_norm(hidden_FD)
 
 
-def _rest_mask(plan: Plan, dtype: torch.dtype) -> Tensor | None:
+def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
     """Additive mask [M, 1, T, P + T] of rests over shared starts and themselves; ``None`` where it is plainly
     causal.
     """
@@ -330,7 +337,9 @@ def _rest_mask(plan: Plan, dtype: torch.dtype) -> Tensor | None:
     return torch.zeros(both.shape, dtype=dtype, device=device).masked_fill_(~both, float("-inf"))
 
 
-def _attend(plan: Plan, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+def _attend(
+    plan: PrefixLayout, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
+) -> Tensor:
     """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E].
 
     In float32 on a CPU: its bfloat16 kernel takes three times as long there, and rounds.

@@ -14,7 +14,7 @@ from ..errors import UsageError
 from .hf import check_folder, is_folder, quiet, unreachable
 from .layers import fuse_storage
 from .lora import with_adapters
-from .tokenizer import HFCodec
+from .tokenizer import HFTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -30,14 +30,14 @@ class LoadedModel:
     Attributes:
         module: the transformers module, in evaluation mode and without dropout (a peft module where adapters were asked
             for).
-        codec: its tokenizer and chat template.
+        tokenizer: its tokenizer and chat template.
         path: the name or folder it came from.
         context: longest sequence it was built for.
         fused: whether its projections lie side by side (see `fuse_storage`).
     """
 
     module: nn.Module
-    codec: HFCodec
+    tokenizer: HFTokenizer
     path: str
     context: int
     fused: bool
@@ -74,18 +74,20 @@ def load_model(
         check_folder(path)
         path = str(Path(path).expanduser())
         _check_folder(Path(path))
-    codec_parts = _load_tokenizer(path)
+    tokenizer_parts = _load_tokenizer(path)
     wanted = "auto" if dtype == "auto" else as_dtype(dtype)
     module: Any = _from_pretrained(AutoModelForCausalLM, path, dtype=wanted, attn_implementation=attn)
-    codec = HFCodec(codec_parts, stop_ids=_generation_stops(module))
-    _check_vocabulary(path, module, codec)
+    tokenizer = HFTokenizer(tokenizer_parts, stop_ids=_generation_stops(module))
+    _check_vocabulary(path, module, tokenizer)
     without_dropout(module)
     module.to(as_device(device))
     if lora is not None:
         module = with_adapters(module, lora)
     module.eval()
     fused = lora is None and fuse_storage(module)
-    return LoadedModel(module=module, codec=codec, path=path, context=context_of(module, codec), fused=fused)
+    return LoadedModel(
+        module=module, tokenizer=tokenizer, path=path, context=context_of(module, tokenizer), fused=fused
+    )
 
 
 def as_dtype(name: str) -> torch.dtype:
@@ -116,14 +118,14 @@ def as_device(name: str) -> torch.device:
     return device
 
 
-def context_of(module: Any, codec: HFCodec | None = None) -> int:
+def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
     """The longest sequence *module* was built for: what its config says, else its tokenizer, else 2,048 tokens."""
     config = module.config
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, field, None)
         if isinstance(value, int) and 0 < value < _NO_LIMIT:
             return value
-    limit = getattr(codec.tokenizer, "model_max_length", 0) if codec else 0
+    limit = getattr(tokenizer.hf, "model_max_length", 0) if tokenizer else 0
     return int(limit) if 0 < limit < _NO_LIMIT else 2048
 
 
@@ -216,10 +218,10 @@ def _generation_stops(module: Any) -> tuple[int, ...]:
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
 
 
-def _check_vocabulary(path: str, module: Any, codec: HFCodec) -> None:
+def _check_vocabulary(path: str, module: Any, tokenizer: HFTokenizer) -> None:
     rows = module.get_input_embeddings().weight.shape[0]
-    if codec.vocab_size > rows:
+    if tokenizer.vocab_size > rows:
         raise UsageError(
-            f"model {path!r} knows {rows} ids but its tokenizer has {codec.vocab_size}; "
+            f"model {path!r} knows {rows} ids but its tokenizer has {tokenizer.vocab_size}; "
             "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
         )

@@ -1,4 +1,4 @@
-"""A transformers tokenizer as a `Codec`."""
+"""A transformers tokenizer as a `ChatTokenizer`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 _MARK = "\x02end\x03"
 
 
-class HFCodec:
+class HFTokenizer:
     """Text to ids and back with a fast tokenizer, and its chat template; without a template, the plain one.
 
     Attributes:
@@ -49,7 +49,7 @@ class HFCodec:
                 f"tokenizer {tokenizer.name_or_path!r} ({type(tokenizer).__name__}) is not a fast one; "
                 "convert it once: AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained(FOLDER)"
             )
-        self.tokenizer = tokenizer
+        self.hf = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self.vocab_size: int = len(tokenizer)
         self.has_template = bool(tokenizer.chat_template)
@@ -91,7 +91,7 @@ class HFCodec:
 
         try:
             return str(
-                self.tokenizer.apply_chat_template(
+                self.hf.apply_chat_template(
                     [_as_template_message(m) for m in messages],
                     tools=[tool.to_json() for tool in tools] or None,
                     add_generation_prompt=prompt,
@@ -109,7 +109,7 @@ class HFCodec:
         text = self.render([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
         _, found, after = text.rpartition(_MARK)
         ids = self.encode(after.lstrip()) if found else []
-        special = {i for i, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
         return (ids[0],) if ids and ids[0] in special else ()
 
 

@@ -1,7 +1,7 @@
 """A component's signature is its configuration: read it, check a recipe's arguments against it, call it.
 
 A class is configured through its constructor (for a dataclass, its fields); a function or reward through its keyword
-parameters; an algorithm row through its settings. Parameters that default to `need()` are services.
+parameters; an algorithm algorithm through its settings. Parameters that default to `need()` are services.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BindingError, PluginError, QuintainError, UsageError, did_you_mean
-from ..interfaces.algorithm import TABLES, Row
+from ..interfaces.algorithm import TABLES, Algorithm
 from ..interfaces.pieces import Piece
 from ..interfaces.reward import Reward, RewardFunction
 from ..interfaces.service import Need
@@ -75,13 +75,13 @@ class Signature:
 
 
 def signature_of(component: Any) -> Signature:
-    """Read the signature of *component* (class, function, reward, algorithm row or piece); ``_private`` parameters are
+    """Read the signature of *component* (class, function, reward, algorithm or piece); ``_private`` parameters are
     not in it.
 
     Raises:
         PluginError: it has none that Python can read.
     """
-    if isinstance(component, (Row, *TABLES.values())):
+    if isinstance(component, (Algorithm, *TABLES.values())):
         return _signature_of_settings(component)
     # A piece that is configured is another object than the decorated one, which alone has the function's docstring.
     doc = inspect.getdoc(component.function if isinstance(component, Piece) else component) or ""
@@ -110,7 +110,7 @@ def bind(
 
     Types are checked, not guessed: ``"3"`` is no int; an int is a float, a list becomes the tuple and text the path,
     literal or enum that the annotation asks for. ``"none"`` is ``None`` where that fits and text does not, as TOML has
-    no word for it. A class gives its instance, a reward the configured reward, a row its
+    no word for it. A class gives its instance, a reward the configured reward, an algorithm its
     variant, a piece itself with arguments, any other function a `functools.partial`.
 
     Args:
@@ -123,7 +123,7 @@ def bind(
         BindingError: an unknown, missing or ill-typed argument, or an empty slot; all faults at once, one per line.
         PluginError: the component raised something unexpected, or its annotations cannot be resolved.
     """
-    if isinstance(component, Row):
+    if isinstance(component, Algorithm):
         return _bind_row(component, args, who)
     faults: list[str] = []
     signature = signature_of(component)
@@ -134,7 +134,7 @@ def bind(
     if isinstance(component, RewardFunction):
         return _called(lambda: component(**values), who)
     if isinstance(component, Piece):
-        return _called(lambda: component.using(**values), who)
+        return _called(lambda: component.configure(**values), who)
     if isinstance(component, type):
         return _called(lambda: component(**values, **filled), who)
     return functools.partial(component, **values, **filled) if callable(component) else component
@@ -147,7 +147,7 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
         BindingError: an unknown, missing or ill-typed argument; all faults at once, one per line.
         PluginError: its annotations cannot be resolved.
     """
-    if isinstance(component, Row):
+    if isinstance(component, Algorithm):
         _bind_row(component, args, who)
         return
     faults: list[str] = []
@@ -232,22 +232,22 @@ def _signature_of_settings(held: Any) -> Signature:
         for f in dataclasses.fields(held)
         if f.name not in ("name", "summary", "source", "published")
     )
-    if not isinstance(held, Row):
+    if not isinstance(held, Algorithm):
         return Signature(fields=fields)
     published = ", ".join(f"{key} {value}" for key, value in held.published.items())
     told = (held.summary, held.source, published and f"Published with {published}.")
     return Signature(fields=fields, doc="\n\n".join(filter(None, told)))
 
 
-def _bind_row(row: Row, args: Mapping[str, Any], who: str) -> Row:
-    """The variant of *row* with *args*, once their types are checked."""
+def _bind_row(algorithm: Algorithm, args: Mapping[str, Any], who: str) -> Algorithm:
+    """The variant of *algorithm* with *args*, once their types are checked."""
     faults: list[str] = []
 
     def check(held: Any, table: Mapping[str, Any], where: str) -> dict[str, Any]:
         return _checked(signature_of(held), table, f"{who}, {where}" if where else who, faults)
 
     try:
-        variant: Row = _called(lambda: row.configured(args, find=find, check=check), who)
+        variant: Algorithm = _called(lambda: algorithm.configured(args, find=find, check=check), who)
     except UsageError:
         if not faults:
             raise

@@ -12,12 +12,12 @@ from ..tracebacks import said_by
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
 """The base class of a kind whose components are classes."""
-RECORDS = {"reward": ("Reward",), "algorithm": ("Row", "Piece")}
+RECORDS = {"reward": ("Reward",), "algorithm": ("Algorithm", "Piece")}
 """The classes of a kind whose components are instances. Names, since importing the classes would double the time that
 `quintain list` takes."""
 DECORATORS = {
     "reward": ("reward", "group_reward"),
-    "algorithm": ("advantage", "per_group", "objective", "correction", "aggregation", "admission", "update"),
+    "algorithm": ("advantage", "per_group", "objective", "correction", "aggregation", "group_filter", "optimizer_step"),
 }
 """The decorators that make such an instance of a function."""
 
@@ -47,7 +47,7 @@ def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
         if any(_last(d) in DECORATORS[kind] for d in node.decorator_list):
             yield node.name
     elif isinstance(node, ast.Assign) and kind == "algorithm" and isinstance(node.value, ast.Call):
-        made = _last(node.value.func) in ("Row", "but")
+        made = _last(node.value.func) in ("Algorithm", "replace")
         yield from (target.id for target in node.targets if made and isinstance(target, ast.Name))
 
 

@@ -17,7 +17,7 @@ from ..types.sampling import Sampling, derived_seed
 from ..types.task import Message, ToolCall, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
-from .chat.thinking_budget import speak
+from .chat.thinking_budget import sample_turn
 from .chat.tool_calls import Parsed, parse
 
 MALFORMED_CHANCES = 3
@@ -25,11 +25,11 @@ MALFORMED_CHANCES = 3
 
 
 @dataclass
-class Ledger:
-    """What one episode has used up and reported, over all its seats."""
+class EpisodeState:
+    """What one episode has used up and reported, over all its players."""
 
     engine: Engine
-    how: Sampling
+    sampling: Sampling
     limits: Limits
     seed: int
     turns: list[Turn] = field(default_factory=list)
@@ -37,28 +37,28 @@ class Ledger:
     spent: int = 0
     taken: int = 0
     hit: str = ""
-    seats: dict[str, Session] = field(default_factory=dict)
+    players: dict[str, Session] = field(default_factory=dict)
 
     def transcripts(self) -> dict[str, Transcript]:
-        """By seat: those of the policy, where the engine records tokens."""
-        transcripts = {name: seat.transcript() for name, seat in self.seats.items() if seat.trains}
+        """By player: those of the policy, where the engine records tokens."""
+        transcripts = {name: player.transcript() for name, player in self.players.items() if player.trains}
         return {name: t for name, t in transcripts.items() if t is not None}
 
 
 class Session(Agent):
-    """One seat of one episode (implements `Agent`)."""
+    """One player of one episode (implements `Agent`)."""
 
-    def __init__(self, ledger: Ledger, name: str = "", engine: Engine | None = None) -> None:
-        self._ledger = ledger
+    def __init__(self, episode: EpisodeState, name: str = "", engine: Engine | None = None) -> None:
+        self._episode = episode
         self._name = name
-        self._engine: Engine = engine or ledger.engine.for_seat(name)
+        self._engine: Engine = engine or episode.engine.for_player(name)
         self.trains = engine is None
-        self.rng = Random(derived_seed(ledger.seed, "rng", name))
+        self.rng = Random(derived_seed(episode.seed, "rng", name))
         self.messages: list[Message] = []
         self._conversation: Conversation | None = None
         self._pending: list[Message] = []
         self._turns = 0
-        ledger.seats[name] = self
+        episode.players[name] = self
 
     def system(self, text: str) -> None:
         if self._turns:
@@ -79,7 +79,7 @@ class Session(Agent):
             try:
                 turn = await self._turn(())
             except LimitReached as e:
-                self._ledger.hit = e.limit
+                self._episode.hit = e.limit
                 return
             yield turn
 
@@ -93,7 +93,7 @@ class Session(Agent):
             except LimitReached as e:
                 if turn is None:
                     raise
-                self._ledger.hit = e.limit
+                self._episode.hit = e.limit
                 return turn
             if not turn.calls:
                 return turn
@@ -101,61 +101,61 @@ class Session(Agent):
             if unreadable >= MALFORMED_CHANCES:
                 raise PolicyFault(f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}")
             done = tuple([await _called(c, by_name) for c in turn.calls])
-            index = next(i for i in reversed(range(len(self._ledger.turns))) if self._ledger.turns[i] is turn)
-            turn = self._ledger.turns[index] = replace(turn, calls=done)
+            index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
+            turn = self._episode.turns[index] = replace(turn, calls=done)
             results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in done]
             self._pending.extend(results)
             self.messages.extend(results)
 
-    def seat(self, name: str, engine: Engine | None = None) -> Session:
-        if name in self._ledger.seats:
-            raise EnvironmentFault(f"there is a seat {name!r} already")
-        return Session(self._ledger, name, engine)
+    def player(self, name: str, engine: Engine | None = None) -> Session:
+        if name in self._episode.players:
+            raise EnvironmentFault(f"there is a player {name!r} already")
+        return Session(self._episode, name, engine)
 
     def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
         raise UsageError("agent.endpoint() needs the gateway for foreign agents, which this version does not bring")
 
     def metric(self, **values: float) -> None:
-        self._ledger.metrics.update({k: float(v) for k, v in values.items()})
+        self._episode.metrics.update({k: float(v) for k, v in values.items()})
 
     def transcript(self) -> Transcript | None:
-        """The exact tokens of this seat; ``None`` where its engine gives text only."""
+        """The exact tokens of this player; ``None`` where its engine gives text only."""
         if self._conversation is None:
             return None
-        return self._conversation.transcript(self._engine.name, self._ledger.how.temperature)
+        return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
 
     async def _turn(self, tools: Sequence[Tool]) -> Turn:
-        how = self._allowance()
+        sampling = self._allowance()
         if isinstance(self._engine, TokenEngine):
-            turn = await self._sampled(self._engine, tools, how)
+            turn = await self._sampled(self._engine, tools, sampling)
         else:
-            turn = await self._replied(tools, how)
+            turn = await self._replied(tools, sampling)
         self._turns += 1
-        self._ledger.turns.append(turn)
+        self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
         if self.trains:
-            self._ledger.taken += 1
-            self._ledger.spent += turn.tokens
-            self._ledger.hit = "tokens" if turn.finish == "length" else ""
+            self._episode.taken += 1
+            self._episode.spent += turn.tokens
+            self._episode.hit = "tokens" if turn.finish == "length" else ""
         return turn
 
     def _allowance(self) -> Sampling:
-        ledger = self._ledger
-        how = ledger.how.but(seed=derived_seed(ledger.seed, self._name, self._turns))
+        episode = self._episode
+        sampling = episode.sampling.replace(seed=derived_seed(episode.seed, self._name, self._turns))
         if not self.trains:
-            return how.but(interrupt=None)
-        if ledger.limits.turns is not None and ledger.taken >= ledger.limits.turns:
-            raise LimitReached("turns", f"all {ledger.limits.turns} turns are taken")
-        if ledger.limits.tokens is None:
-            return how
-        left = ledger.limits.tokens - ledger.spent
+            return sampling.replace(thinking_budget=None)
+        if episode.limits.turns is not None and episode.taken >= episode.limits.turns:
+            raise LimitReached("turns", f"all {episode.limits.turns} turns are taken")
+        if episode.limits.tokens is None:
+            return sampling
+        left = episode.limits.tokens - episode.spent
         if left <= 0:
-            raise LimitReached("tokens", f"all {ledger.limits.tokens} tokens are spent")
-        return how.but(max_tokens=min(left, how.max_tokens or left))
+            raise LimitReached("tokens", f"all {episode.limits.tokens} tokens are spent")
+        return sampling.replace(max_tokens=min(left, sampling.max_tokens or left))
 
-    async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], how: Sampling) -> Turn:
+    async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], sampling: Sampling) -> Turn:
         if self._conversation is None:
-            self._conversation = Conversation(engine.codec, [t.spec for t in tools])
+            self._conversation = Conversation(engine.tokenizer, [t.spec for t in tools])
         elif tools:  # offered later: the template then rewrites the beginning, and the transcript branches
             self._conversation.tools = tuple(t.spec for t in tools)
         for m in self._pending:
@@ -167,13 +167,13 @@ class Session(Agent):
             if self._turns:
                 raise LimitReached("context", message)
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
-        sampled = await speak(engine, ids, stops(engine.codec, how))
-        text = self._conversation.said(sampled)
+        sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
+        text = self._conversation.add_sampled(sampled)
         return self._made(text, parse(text, tools=bool(tools)), sampled.finish, sampled.tokens)
 
-    async def _replied(self, tools: Sequence[Tool], how: Sampling) -> Turn:
+    async def _replied(self, tools: Sequence[Tool], sampling: Sampling) -> Turn:
         self._pending.clear()
-        reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], how)
+        reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
         text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
         parsed = Parsed(reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls)
         return self._made(text, parsed, reply.finish, reply.usage.get("completion_tokens", 0))
@@ -181,7 +181,7 @@ class Session(Agent):
     def _made(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
         reply, reasoning, calls = parsed.reply, parsed.reasoning, parsed.calls
         return Turn(
-            text=text, reply=reply, reasoning=reasoning, calls=calls, finish=finish, seat=self._name, tokens=tokens
+            text=text, reply=reply, reasoning=reasoning, calls=calls, finish=finish, player=self._name, tokens=tokens
         )
 
 

@@ -50,7 +50,7 @@ async def opened(
         RecipeError: nothing fills a required slot, or services need one another in a circle.
         InfrastructureError: a service's probe failed.
     """
-    order = plan(choices, required, available, fix=fix)
+    order = start_order(choices, required, available, fix=fix)
     running: dict[str, Any] = dict(available)
     async with AsyncExitStack() as stack:
         for slot, component, args in order:
@@ -61,7 +61,7 @@ async def opened(
         yield running
 
 
-def plan(
+def start_order(
     choices: Mapping[str, Choice], required: Iterable[str], available: Mapping[str, Any], *, fix: str = IN_RECIPE
 ) -> list[tuple[str, Any, Mapping[str, Any]]]:
     """Slot, component and arguments of every service to start, those that others need first.

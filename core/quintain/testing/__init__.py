@@ -46,12 +46,12 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(f".{_LAZY[name]}", __name__), name)
 
 
-def rollout(task: T, *texts: str, evidence: Any = None, **fields: Any) -> Rollout[T, Any]:
+def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[T, Any]:
     """A rollout in which the policy said *texts*, one per turn: the input of a reward.
 
     Args:
         texts: as sampled: think tags become the turn's reasoning, tool-call tags its calls.
-        evidence: what `Environment.rollout` would have returned.
+        result: what `Environment.rollout` would have returned.
         fields: any other field of `Rollout`.
     """
     from ..rollouts.chat.tool_calls import parse
@@ -64,7 +64,7 @@ def rollout(task: T, *texts: str, evidence: Any = None, **fields: Any) -> Rollou
         turns.append(Turn(text=text, reply=said.reply, reasoning=said.reasoning, calls=said.calls))
         messages.append(Message("assistant", said.reply, reasoning=said.reasoning, calls=said.calls))
     given = {"turns": tuple(turns), "messages": tuple(messages), **fields}
-    return Rollout(task=task, evidence=evidence, **given)
+    return Rollout(task=task, result=result, **given)
 
 
 def run_episode(
@@ -73,10 +73,10 @@ def run_episode(
     engine: Engine | Script = "",
     *,
     seed: int = 0,
-    how: Sampling | None = None,
+    sampling: Sampling | None = None,
     services: Mapping[str, Any] | None = None,
 ) -> Rollout[T, Any]:
-    """Run one episode, tried once, and score it; a failure is the ending of the rollout that comes back.
+    """Run one episode, tried once, and score it; a failure is the termination of the rollout that comes back.
 
     Args:
         engine: an engine, or the script of one (`ScriptedEngine`): a text for all turns, a list, a function.
@@ -89,15 +89,20 @@ def run_episode(
     import asyncio
 
     from ..interfaces.engine import Engine
-    from ..rollouts.runner import Job, Setting, run_groups
+    from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
     from ..types.sampling import Sampling
     from .scripted import ScriptedEngine
 
     speaker = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
-    setting = Setting(
-        engine=speaker, how=how or Sampling(), services=services or {}, run_seed=seed, concurrency=1, retries=0
+    context = RolloutContext(
+        engine=speaker,
+        sampling=sampling or Sampling(),
+        services=services or {},
+        run_seed=seed,
+        concurrency=1,
+        retries=0,
     )
-    (group,) = asyncio.run(run_groups([Job(environment=environment, task=task, members=1)], setting))
+    (group,) = asyncio.run(run_groups([RolloutRequest(environment=environment, task=task, group_size=1)], context))
     return group.rollouts[0]
 
 

@@ -10,7 +10,7 @@ from ..rollouts.chat.tool_calls import render_calls, render_tools
 from ..types.task import Message
 
 
-class ByteCodec:
+class ByteTokenizer:
     """Bytes as ids (0-255) and four special tokens; needs no library, so authors test exact tokens in a bare
     install.
     """

@@ -17,7 +17,7 @@ from ..rollouts.chat.tool_calls import render_calls
 from ..types.sampling import Sampling
 from ..types.task import Message, Role
 from ..types.transcript import Finish, Sampled
-from .byte_tokenizer import ByteCodec
+from .byte_tokenizer import ByteTokenizer
 
 Script = str | Sequence[str | Reply] | Callable[..., str | Reply]
 """One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or ``(messages, rng)``."""
@@ -35,7 +35,7 @@ class ScriptedEngine(TokenEngine):
         replies: what the policy says: one reply for all turns, one per turn of an episode (the last one repeats), or a
             function of the conversation, and of a seeded `random.Random` if it takes two arguments. A `Reply` may carry
             tool calls, reasoning and ``finish``: ``"length"`` ends a turn without a stop token.
-        seats: other scripts for single seats, by name.
+        players: other scripts for single players, by name.
         context: longest sequence, tokens.
         fail_on: the calls, counted from 1 over the engine's life, that fail with `InfrastructureError`.
         delay: seconds that each call takes.
@@ -47,28 +47,28 @@ class ScriptedEngine(TokenEngine):
         self,
         *,
         replies: Script = "",
-        seats: Mapping[str, Script] | None = None,
+        players: Mapping[str, Script] | None = None,
         context: int = 65536,
         fail_on: Sequence[int] = (),
         delay: float = 0.0,
     ) -> None:
-        self.codec = ByteCodec()
+        self.tokenizer = ByteTokenizer()
         self.context = context
         self._script = _as_function(replies)
-        self._seats = {seat: _as_function(script) for seat, script in (seats or {}).items()}
+        self._players = {player: _as_function(script) for player, script in (players or {}).items()}
         self._fail_on = frozenset(fail_on)
         self._delay = delay
         self._calls = itertools.count(1)
 
-    def for_seat(self, name: str) -> ScriptedEngine:
-        """The same engine with the script of that seat."""
-        if name not in self._seats:
+    def for_player(self, name: str) -> ScriptedEngine:
+        """The same engine with the script of that player."""
+        if name not in self._players:
             return self
         other = copy.copy(self)
-        other._script = self._seats[name]
+        other._script = self._players[name]
         return other
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         number = next(self._calls)
         room = self.context - len(ids)
         if room <= 0:
@@ -77,10 +77,10 @@ class ScriptedEngine(TokenEngine):
             await asyncio.sleep(self._delay)
         if number in self._fail_on:
             raise InfrastructureError(f"scripted failure of call {number}")
-        reply = self._script(conversation(self.codec.decode(ids)), Random(how.seed))
+        reply = self._script(conversation(self.tokenizer.decode(ids)), Random(sampling.seed))
         if not isinstance(reply, Reply):
             reply = Reply(text=reply)
-        return self._sampled(reply, how, min(room, how.max_tokens or room))
+        return self._sampled(reply, sampling, min(room, sampling.max_tokens or room))
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
         return [fake_logp(i) for i in ids[start:]]
@@ -89,13 +89,13 @@ class ScriptedEngine(TokenEngine):
         self.version = weights.version
         return self.version
 
-    def _sampled(self, reply: Reply, how: Sampling, room: int) -> Sampled:
-        ids = self.codec.encode(written(reply))
+    def _sampled(self, reply: Reply, sampling: Sampling, room: int) -> Sampled:
+        ids = self.tokenizer.encode(written(reply))
         stop: int | str | None = None
         if reply.finish == "stop":
-            stop = self.codec.stop_ids[0]
+            stop = self.tokenizer.stop_ids[0]
             ids.append(stop)
-        ids, finish, stop = _cut(ids, reply.finish, stop, how)
+        ids, finish, stop = _cut(ids, reply.finish, stop, sampling)
         if len(ids) > room:
             ids, finish, stop = ids[:room], "length", None
         logps = tuple(fake_logp(i) for i in ids)
@@ -121,15 +121,15 @@ def written(reply: Reply) -> str:
 
 
 def _cut(
-    ids: list[int], finish: Finish, stop: int | str | None, how: Sampling
+    ids: list[int], finish: Finish, stop: int | str | None, sampling: Sampling
 ) -> tuple[list[int], Finish, int | str | None]:
     """End where the first stop id or stop string is complete."""
     said = bytearray()
     for n, token in enumerate(ids, 1):
-        if token in how.stop_ids:
+        if token in sampling.stop_ids:
             return ids[:n], "stop", token
         said = said + bytes([token]) if token < 256 else bytearray()
-        for text in how.stop:
+        for text in sampling.stop:
             if said.endswith(text.encode()):
                 return ids[:n], "stop", text
     return ids, finish, stop

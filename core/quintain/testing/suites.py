@@ -17,12 +17,12 @@ from ..errors import EpisodeError, UsageError
 from ..evaluation.controls import ControlEngine
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Demonstration, Environment
-from ..interfaces.reward import Context, Reward, RewardFunction
+from ..interfaces.reward import Reward, RewardContext, RewardFunction
 from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
 from ..registry.lookup import current, load
 from ..rollouts.chat.tool_calls import render_calls
-from ..rollouts.runner import Job, Setting, run_groups
+from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..rollouts.scoring import rescore
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
@@ -94,7 +94,7 @@ class EnvironmentSuite(_Suite):
         splits: those that must have tasks.
         sample: tasks of each split that are looked at.
         episodes: tasks that are played in each test that plays.
-        highest, lowest: verdict of controls marked ``"max"`` (at least) and ``"min"`` (at most).
+        highest, lowest: outcome of controls marked ``"max"`` (at least) and ``"min"`` (at most).
     """
 
     environment: ClassVar[Any]
@@ -119,14 +119,19 @@ class EnvironmentSuite(_Suite):
         return list(itertools.islice(self.build().tasks(split), n or self.sample))
 
     def play(
-        self, engine: Engine, *, members: int = 1, concurrency: int = 1, tasks: Sequence[Task] | None = None
+        self, engine: Engine, *, group_size: int = 1, concurrency: int = 1, tasks: Sequence[Task] | None = None
     ) -> list[Rollout[Any, Any]]:
         """Scored rollouts of the first `episodes` tasks of the first split (or of *tasks*)."""
         chosen = self.tasks(self.splits[0], self.episodes) if tasks is None else tasks
-        jobs = [Job(environment=self.build(), task=t, members=members, index=i) for i, t in enumerate(chosen)]
-        how = Sampling(max_tokens=4096)
-        setting = Setting(engine=engine, how=how, services=self._started, concurrency=concurrency, retries=0)
-        return [r for g in self.run(run_groups(jobs, setting)) for r in g.rollouts]
+        requests = [
+            RolloutRequest(environment=self.build(), task=t, group_size=group_size, index=i)
+            for i, t in enumerate(chosen)
+        ]
+        sampling = Sampling(max_tokens=4096)
+        context = RolloutContext(
+            engine=engine, sampling=sampling, services=self._started, concurrency=concurrency, retries=0
+        )
+        return [r for g in self.run(run_groups(requests, context)) for r in g.rollouts]
 
     def test_every_split_has_tasks(self) -> None:
         for split in self.splits:
@@ -178,9 +183,9 @@ class EnvironmentSuite(_Suite):
         for name, scores in self.build().controls().items():
             for r in self.play(ControlEngine(self.build(), name), concurrency=self.episodes):
                 where = f"control {name!r} on task {r.task.id} ({r.task.prompt!r:.200})"
-                assert r.valid, f"{where} ended with {r.ending.kind}: {r.ending.reason}"
-                assert r.verdict is not None
-                got, said = r.verdict.total, f"scored {r.verdict.total} with {r.reply!r:.200}; expected"
+                assert r.valid, f"{where} ended with {r.termination.kind}: {r.termination.reason}"
+                assert r.outcome is not None
+                got, said = r.outcome.total, f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
                 assert scores != "max" or reaches(got, self.highest), f"{where} {said} {self.highest}"
                 assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, f"{where} {said} {self.lowest}"
 
@@ -188,28 +193,28 @@ class EnvironmentSuite(_Suite):
         tasks = self.tasks(self.splits[0], 2)
         for text in ODD_REPLIES:
             for r in self.play(ScriptedEngine(replies=text), tasks=tasks):
-                assert r.valid, f"the reply {text!r:.80} broke it: {r.ending.kind}: {r.ending.reason}"
+                assert r.valid, f"the reply {text!r:.80} broke it: {r.termination.kind}: {r.termination.reason}"
                 assert math.isfinite(r.total)
 
     def test_stored_rollouts_score_the_same(self) -> None:
-        """Evidence and task go through JSON; the rewards see nothing else."""
+        """Result and task go through JSON; the rewards see nothing else."""
         environment = self.build()
         for r in [*self.play(ControlEngine(environment, "oracle")), *self.play(_babbler())]:
             data = r.to_json()
-            back = Rollout.from_json(data, type(r.task), type(r.evidence))
-            assert (back.task, back.evidence) == (r.task, r.evidence)
+            back = Rollout.from_json(data, type(r.task), type(r.result))
+            assert (back.task, back.result) == (r.task, r.result)
             assert back.to_json() == data
             again = self.run(rescore(environment, _group_of(back), self._started)).rollouts[0]
-            assert (again.verdict, again.shaping) == (r.verdict, r.shaping), "a stored rollout scores differently"
+            assert (again.outcome, again.shaping) == (r.outcome, r.shaping), "a stored rollout scores differently"
 
     def test_episodes_are_reproducible(self) -> None:
-        first, second = (self.play(_babbler(), members=2) for _ in range(2))
+        first, second = (self.play(_babbler(), group_size=2) for _ in range(2))
         for a, b in zip(first, second, strict=True):
             assert _played(a) == _played(b), f"one seed gave two episodes of task {a.task.id}: use agent.rng"
 
     def test_concurrent_episodes_do_not_mix(self) -> None:
-        alone = self.play(_babbler(), members=2)
-        together = self.play(_babbler(delay=0.002), members=2, concurrency=2 * self.episodes)
+        alone = self.play(_babbler(), group_size=2)
+        together = self.play(_babbler(delay=0.002), group_size=2, concurrency=2 * self.episodes)
         for a, b in zip(alone, together, strict=True):
             assert _played(a) == _played(b), f"task {a.task.id} goes otherwise beside others: keep state in locals"
 
@@ -243,10 +248,10 @@ class RewardSuite(_Suite):
         """Each rollout's score, judged on its own."""
 
         async def judge(r: Rollout[Any, Any]) -> Score:
-            (outcome,) = await self.reward.outcomes([r], Context(services=self._started))
-            if isinstance(outcome, EpisodeError):
-                raise outcome
-            return outcome
+            (scored,) = await self.reward.score_all([r], RewardContext(services=self._started))
+            if isinstance(scored, EpisodeError):
+                raise scored
+            return scored
 
         return [self.run(judge(r)) for r in rollouts]
 
@@ -263,10 +268,10 @@ class RewardSuite(_Suite):
         cases = self._cases()
         first = self.scores(cases)
         assert self.scores(cases) == first
-        stored = [Rollout.from_json(r.to_json(), type(r.task), type(r.evidence)) for r in cases]
+        stored = [Rollout.from_json(r.to_json(), type(r.task), type(r.result)) for r in cases]
         assert self.scores(stored) == first
         if not self.reward.group:
-            together = self.run(self.reward.outcomes(cases, Context(services=self._started)))
+            together = self.run(self.reward.score_all(cases, RewardContext(services=self._started)))
             assert together == first, "a rollout scores differently beside others"
 
     def test_scores_stay_in_the_declared_range(self) -> None:
@@ -292,7 +297,7 @@ def _babbler(delay: float = 0.0) -> ScriptedEngine:
 
 
 def _played(rollout: Rollout[Any, Any]) -> Rollout[Any, Any]:
-    return rollout.but(seconds=0.0)
+    return rollout.replace(seconds=0.0)
 
 
 def _group_of(rollout: Rollout[Any, Any]) -> Group[Any, Any]:

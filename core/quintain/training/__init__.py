@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
-    from ..rollouts.runner import Job as Job
+    from ..rollouts.runner import RolloutRequest as RolloutRequest
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
     from ..services.manager import Choice as Choice
     from ..types.rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from ..types.rollout import reaches as reaches
     from ..types.sampling import derived_seed as derived_seed
-    from .alerts import spells as spells
-    from .build import conduct as conduct
+    from .alerts import alert_intervals as alert_intervals
     from .build import embedded_engine as embedded_engine
     from .build import learner_options as learner_options
+    from .build import run_training as run_training
     from .build import seed_everything as seed_everything
     from .check import check_recipe as check_recipe
     from .checkpoint import save_model as save_model
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     from .recipe.tables import EnvironmentTable as EnvironmentTable
     from .recipe.tables import Recipe as Recipe
     from .recipe.tables import override as override
-    from .resolve import algorithm as algorithm
-    from .resolve import cast_table as cast_table
     from .resolve import chosen as chosen
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
+    from .resolve import resolve_algorithm as resolve_algorithm
+    from .resolve import resolve_environment_table as resolve_environment_table
     from .run import Run as Run
     from .run_folder import RunFolder as RunFolder
     from .runs import find_run as find_run
@@ -66,19 +66,19 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "..rollouts.chat.thinking_budget": ("cut_where_stopped",),
-    "..rollouts.runner": ("Job", "run_groups"),
+    "..rollouts.runner": ("RolloutRequest", "run_groups"),
     "..services.manager": ("BY_OPTION", "Choice"),
     "..types.rollout": ("SCORE_TOLERANCE", "reaches"),
     "..types.sampling": ("derived_seed",),
-    ".alerts": ("spells",),
-    ".build": ("conduct", "embedded_engine", "learner_options", "seed_everything"),
+    ".alerts": ("alert_intervals",),
+    ".build": ("run_training", "embedded_engine", "learner_options", "seed_everything"),
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),
     ".interrupts": ("stop_on_signal",),
     ".metrics": ("TRAINING", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
     ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
-    ".resolve": ("algorithm", "cast_table", "chosen", "is_model_source", "opened_environments"),
+    ".resolve": ("resolve_algorithm", "resolve_environment_table", "chosen", "is_model_source", "opened_environments"),
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
     ".runs": ("find_run", "free_name", "model_named"),

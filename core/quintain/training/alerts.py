@@ -1,12 +1,12 @@
-"""Alarms: what in the metrics of a run calls for a person, in plain words, once when it begins and once when it ends.
+"""Alerts: what in the metrics of a run calls for a person, in plain words, once when it begins and once when it ends.
 
-An alarm is a pure function of the run's recent metrics (`History`). It gives a level: 1 or more is where it begins, 0
+An alert is a pure function of the run's recent metrics (`History`). It gives a level: 1 or more is where it begins, 0
 or less where it ends, and in between it stays as it is, so that a number near a threshold does not make it flicker. The
 levels at which each condition begins and ends stand at the top, with the reason. A step that cannot tell (its numbers
 are missing) changes nothing.
 
-A `Watch` folds the lines of ``metrics.jsonl``, one by one. It keeps nothing that those lines do not hold, so a resumed
-run reads them again and goes on as if it had never stopped.
+An `AlertMonitor` folds the lines of ``metrics.jsonl``, one by one. It keeps nothing that those lines do not hold, so a
+resumed run reads them again and goes on as if it had never stopped.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-Record = Mapping[str, Any]
+MetricsRecord = Mapping[str, Any]
 
 
-class Band(NamedTuple):
+class Thresholds(NamedTuple):
     """Where a condition begins and where it ends again; above or below, as the two stand to each other."""
 
     begins: float
@@ -32,7 +32,7 @@ class Band(NamedTuple):
 
 
 SPAN = 5
-"""Steps that most alarms average over: one bad batch is noise, five in a row are not."""
+"""Steps that most alerts average over: one bad batch is noise, five in a row are not."""
 IDLE_SPAN = 10
 """Steps without anything to learn before that is said: small batches meet a few by chance."""
 START = 5
@@ -40,37 +40,37 @@ START = 5
 MARKS = 8
 """Held-out measurements that are remembered."""
 
-ENTROPY_GONE = Band(0.95, 0.9)
+ENTROPY_GONE = Thresholds(0.95, 0.9)
 """Share of the first steps' entropy that has gone. Runs of the default model that learn well lose half to nine tenths
 of it on their way to 90 % success. Performance is bought with entropy and stops rising as that runs out (Cui et al.
 2025, 2505.22617); DAPO (2503.14476, section 3.1) shows a run that loses nearly all of it early."""
-UNSOLVED = Band(0.9, 0.95)
+UNSOLVED = Thresholds(0.9, 0.95)
 """Success below which lost entropy, or a step that teaches nothing, is a loss: a policy that is right may be sure."""
-RATIO = Band(math.log(20), math.log(10))
-"""Log of the median over steps of the largest theta / anchor. Clips work between 0.8 and 1.3; a token that has become
+RATIO = Thresholds(math.log(20), math.log(10))
+"""Log of the median over steps of the largest theta / ratio_to. Clips work between 0.8 and 1.3; a token that has become
 twenty times as likely within one batch has left the region where the old samples say anything."""
-RATIO_AT_ONCE = Band(math.log(1000), math.log(10))
+RATIO_AT_ONCE = Thresholds(math.log(1000), math.log(10))
 """The same of a single step: no batch has room for that."""
-FALL = Band(1.0, 0.5)
+FALL = Thresholds(1.0, 0.5)
 """Fall of the held-out accuracy from its best, in units of `LEAST_FALL` or of the best's half interval, the larger."""
 LEAST_FALL = 0.05
-RISE = Band(0.1, 0.0)
+RISE = Thresholds(0.1, 0.0)
 """Rise of the training reward since then, in units of its spread; less is drift of the tasks drawn."""
-ALL_SOLVED = Band(0.95, 0.85)
-"""Share of groups whose members are all right: what is left teaches, but the batch is paid for in full."""
-NOTHING = Band(0.9, 0.5)
+ALL_SOLVED = Thresholds(0.95, 0.85)
+"""Share of groups whose samples are all right: what is left teaches, but the batch is paid for in full."""
+NOTHING = Thresholds(0.9, 0.5)
 """Share of the last `IDLE_SPAN` steps that taught nothing."""
 IDLE = 0.99
 """Share of samples with advantage 0 from which on a step counts as one that taught nothing."""
 GRADIENT_GONE = 1e-3
 """So does one whose gradient is smaller than this times the median of the first steps'."""
-MISMATCH = Band(0.05, 0.03)
+MISMATCH = Thresholds(0.05, 0.03)
 """Mean \\|log prox - log mu\\| in nats. Sound pairs of engine and trainer stay within 1 to 2 % (the limit that NeMo-RL
 gives for its mean of exp\\|difference\\|); a wrong temperature or template makes tenths."""
-TRUNCATED = Band(0.25, 0.15)
+TRUNCATED = Thresholds(0.25, 0.15)
 """Share of answers that hit a limit. They score as if the model knew no better (TRL #6263: a limit of 256 tokens cut
 50 to 80 % of the GSM8K answers)."""
-FAILURES = Band(0.1, 0.05)
+FAILURES = Thresholds(0.1, 0.05)
 """Share of rollouts that failed through no fault of the policy: they are paid for and left out."""
 
 
@@ -87,7 +87,7 @@ class Mark(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """What an alarm sees.
+    """What an alert sees.
 
     Attributes:
         start: the metrics of the first `START` steps.
@@ -95,11 +95,11 @@ class History:
         marks: the best held-out measurement before the last `MARKS`, if it is better than those, then they.
     """
 
-    start: tuple[Record, ...] = ()
-    recent: tuple[Record, ...] = ()
+    start: tuple[MetricsRecord, ...] = ()
+    recent: tuple[MetricsRecord, ...] = ()
     marks: tuple[Mark, ...] = ()
 
-    def then(self, record: Record) -> History:
+    def then(self, record: MetricsRecord) -> History:
         """With one more line of ``metrics.jsonl``; that of step 0 says what came before training."""
         grown = self
         if record["step"] > 0:
@@ -128,7 +128,7 @@ class History:
         return fmean(found) if found else None
 
 
-def number(record: Record, name: str) -> float | None:
+def number(record: MetricsRecord, name: str) -> float | None:
     """A finite number of a record; what is not finite stands as ``null`` in the file."""
     value = record.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -137,11 +137,11 @@ def number(record: Record, name: str) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alarm:
+class Alert:
     """Something that calls for a person.
 
     Attributes:
-        name: as in the list ``alarms`` of the metrics.
+        name: as in the list ``alerts`` of the metrics.
         level: of the history: begins at 1, ends at 0; ``None`` where it cannot tell.
         meaning: what it says.
         remedy: what to try.
@@ -154,7 +154,7 @@ class Alarm:
     remedy: str
     shows: tuple[str, ...]
 
-    def sentence(self, record: Record) -> str:
+    def sentence(self, record: MetricsRecord) -> str:
         """For a person, with the numbers of *record*."""
         numbers = ", ".join(f"{name} {value:.3g}" for name in self.shows if (value := number(record, name)) is not None)
         return f"{self.name}: {self.meaning}{f' ({numbers})' if numbers else ''}. {self.remedy}"
@@ -166,10 +166,10 @@ def _all_of(*levels: float | None) -> float | None:
     return min(known) if len(known) == len(levels) else None
 
 
-def _of_mean(name: str, band: Band) -> Callable[[History], float | None]:
+def _of_mean(name: str, thresholds: Thresholds) -> Callable[[History], float | None]:
     def level(history: History) -> float | None:
         mean = history.mean(name)
-        return None if mean is None else band.level(mean)
+        return None if mean is None else thresholds.level(mean)
 
     return level
 
@@ -220,17 +220,17 @@ def nothing_learned(history: History) -> float | None:
     return _all_of(NOTHING.level(idle), UNSOLVED.level(success))
 
 
-def _taught_nothing(record: Record, least: float) -> bool:
+def _taught_nothing(record: MetricsRecord, least: float) -> bool:
     if number(record, "critic.warmup"):  # on purpose
         return False
-    if not number(record, "updates"):  # none was made, or no group was admitted
+    if not number(record, "updates"):  # none was made, or no group was accepted
         return True
     idle, norm = number(record, "idle"), number(record, "grad_norm")
     return (idle is not None and idle >= IDLE) or (norm is not None and norm <= least)
 
 
-ALARMS = (
-    Alarm(
+ALERTS = (
+    Alert(
         name="entropy_collapse",
         level=entropy_collapse,
         meaning="the policy says nearly the same thing every time, though tasks are unsolved, so it finds nothing new",
@@ -238,14 +238,14 @@ ALARMS = (
         "term, or sample at a higher temperature.",
         shows=("entropy.sampled", "success"),
     ),
-    Alarm(
+    Alert(
         name="ratio_explosion",
         level=ratio_explosion,
         meaning="within one batch the policy moves so far that its own samples no longer speak for it",
         remedy="Lower learner.lr, take fewer epochs or minibatches per batch, or an objective with a tighter clip.",
         shows=("ratio.max", "clip.high", "kl.prox.k3"),
     ),
-    Alarm(
+    Alert(
         name="held_out_falls",
         level=held_out_falls,
         meaning="reward rises in training while held-out accuracy falls: the policy learns the reward or the tasks by "
@@ -254,22 +254,22 @@ ALARMS = (
         "best checkpoint, add tasks, or add a KL term.",
         shows=("held_out.accuracy", "reward.mean", "success"),
     ),
-    Alarm(
+    Alert(
         name="all_solved",
         level=_of_mean("zero_variance.all_right", ALL_SOLVED),
         meaning="nearly every group is all right, so hardly any sample teaches any more",
-        remedy="Stop here, or give harder tasks; plan.refill keeps the batch full of groups that differ.",
+        remedy="Stop here, or give harder tasks; plan.resample keeps the batch full of groups that differ.",
         shows=("zero_variance.all_right", "held_out.accuracy"),
     ),
-    Alarm(
+    Alert(
         name="nothing_learned",
         level=nothing_learned,
         meaning="no sample of the last steps is better or worse than the others of its group, or no gradient is left",
-        remedy="If all answers are wrong, take easier tasks, a reward with steps in between, more members per group or "
+        remedy="If all answers are wrong, take easier tasks, a reward with steps in between, more samples per group or "
         "a warm start; if all are alike, sample at a higher temperature.",
         shows=("success", "zero_variance.all_wrong", "grad_norm"),
     ),
-    Alarm(
+    Alert(
         name="mismatch",
         level=_of_mean("mismatch.mean", MISMATCH),
         meaning="the sampler and the learner give the same tokens different probabilities, so the gradient is that of "
@@ -279,18 +279,19 @@ ALARMS = (
         "ratio to mu holds one already: tighten its clip or cap instead).",
         shows=("mismatch.mean", "mismatch.max", "ess.tokens", "staleness.mean"),
     ),
-    Alarm(
+    Alert(
         name="truncated",
         level=_of_mean("truncated", TRUNCATED),
         meaning="many answers are cut off by a limit and score as if the model knew no better",
         remedy="Raise sampling.max_tokens or the environment's limits, or shorten answers (soft overlong punishment).",
         shows=("truncated", "length.mean", "length.max"),
     ),
-    Alarm(
+    Alert(
         name="failures",
         level=_of_mean("failed", FAILURES),
         meaning="many rollouts fail through no fault of the policy (time-outs, crashed rewards or services)",
-        remedy="The counts ending.* and the warnings above say which; mend what fails before you trust the curves.",
+        remedy="The counts termination.* and the warnings above say which; mend what fails before you trust the "
+        "curves.",
         shows=("failed", "retried"),
     ),
 )
@@ -298,19 +299,19 @@ ALARMS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """What a step changed: alarms that began, that ended, and the names of those that are on."""
+    """What a step changed: alerts that began, that ended, and the names of those that are on."""
 
-    begun: tuple[Alarm, ...] = ()
-    ended: tuple[Alarm, ...] = ()
+    begun: tuple[Alert, ...] = ()
+    ended: tuple[Alert, ...] = ()
     active: tuple[str, ...] = ()
 
 
-def spells(records: Iterable[Record]) -> list[tuple[str, int, int]]:
-    """When alarms were on: name, first and last step, in the order in which they began."""
+def alert_intervals(records: Iterable[MetricsRecord]) -> list[tuple[str, int, int]]:
+    """When alerts were on: name, first and last step, in the order in which they began."""
     found: list[tuple[str, int, int]] = []
     on: dict[str, int] = {}
     for record in records:
-        names = record.get("alarms", ())
+        names = record.get("alerts", ())
         on = {name: place for name, place in on.items() if name in names}
         for name in names:
             if name in on:
@@ -321,30 +322,30 @@ def spells(records: Iterable[Record]) -> list[tuple[str, int, int]]:
     return found
 
 
-class Watch:
-    """The alarms of a run.
+class AlertMonitor:
+    """The alerts of a run.
 
     Args:
         records: the lines of ``metrics.jsonl`` so far.
 
     Attributes:
-        active: names of the alarms that are on, in the order of `ALARMS`.
+        active: names of the alerts that are on, in the order of `ALERTS`.
     """
 
-    def __init__(self, records: Iterable[Record] = ()) -> None:
+    def __init__(self, records: Iterable[MetricsRecord] = ()) -> None:
         self.history = History()
         self.active: tuple[str, ...] = ()
         for record in records:
             self.see(record)
 
-    def see(self, record: Record) -> Change:
+    def see(self, record: MetricsRecord) -> Change:
         """Take one more line into account."""
         self.history = self.history.then(record)
-        levels = {alarm.name: alarm.level(self.history) for alarm in ALARMS}
+        levels = {alert.name: alert.level(self.history) for alert in ALERTS}
         before, self.active = self.active, tuple(name for name in levels if self._rings(name, levels[name]))
         return Change(
-            begun=tuple(a for a in ALARMS if a.name in self.active and a.name not in before),
-            ended=tuple(a for a in ALARMS if a.name in before and a.name not in self.active),
+            begun=tuple(a for a in ALERTS if a.name in self.active and a.name not in before),
+            ended=tuple(a for a in ALERTS if a.name in before and a.name not in self.active),
             active=self.active,
         )
 

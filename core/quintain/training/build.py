@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
-from ..interfaces.algorithm import Row
+from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import SuggestsSlots, TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.learner import PolicyLearner
@@ -18,10 +18,10 @@ from ..models.load import LoadedModel
 from ..models.snapshot import Snapshot
 from ..registry.binding import bind
 from ..registry.lookup import current
-from ..rollouts.runner import Setting
+from ..rollouts.runner import RolloutContext
 from ..services.manager import opened
 from ..types.sampling import derived_seed
-from .checkpoint import Checkpoint, Keeper, latest
+from .checkpoint import Checkpoint, CheckpointManager, latest
 from .collect import Collector
 from .hooks import Hooks
 from .interrupts import stop_on_signal
@@ -29,19 +29,27 @@ from .loop import train
 from .metrics import distinct
 from .recipe.tables import Recipe
 from .replays import Replays, named
-from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, engine_kind, shares
+from .resolve import (
+    EnvironmentSpec,
+    chosen,
+    curriculum_kind,
+    engine_kind,
+    resolve_algorithm,
+    resolve_environment_table,
+    shares,
+)
 from .run import Run, RunState
 from .run_folder import RunFolder
 from .screen import Screen
 from .sources import ModelRequest, model_source
 from .tasks import Curriculum
-from .weight_sync import Publisher
+from .weight_sync import WeightSync
 
 PROMPT = 512
 """Tokens that a prompt is taken to have, for how much is decoded at once."""
 
 
-def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
+def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint; return its summary.
 
     Raises:
@@ -49,64 +57,66 @@ def conduct(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]
         UsageError: the recipe does not fit what is installed.
         RunError: the run cannot continue.
     """
-    castings = [cast_table(table) for table in recipe.environments]
-    row = algorithm(recipe)
+    specs = [resolve_environment_table(table) for table in recipe.environments]
+    algorithm = resolve_algorithm(recipe)
     checkpoint = latest(folder)
     began = time.monotonic()
     seed_everything(recipe.run.seed)
-    model = model_for(recipe, castings, checkpoint, screen, folder.doing)
+    model = model_for(recipe, specs, checkpoint, screen, folder.status)
     make_learner: Any = current().load("learner", recipe.learner.use)
-    learner: PolicyLearner = make_learner(model.module, row, **learner_options(recipe))
+    learner: PolicyLearner = make_learner(model.module, algorithm, **learner_options(recipe))
     seconds = {"model": time.monotonic() - began}
-    return asyncio.run(_conduct(recipe, folder, screen, castings, row, checkpoint, model, learner, seconds))
+    return asyncio.run(_run_training(recipe, folder, screen, specs, algorithm, checkpoint, model, learner, seconds))
 
 
-async def _conduct(
+async def _run_training(
     recipe: Recipe,
     folder: RunFolder,
     screen: Screen,
-    castings: Sequence[Casting],
-    row: Row,
+    specs: Sequence[EnvironmentSpec],
+    algorithm: Algorithm,
     checkpoint: Checkpoint | None,
     model: LoadedModel,
     learner: PolicyLearner,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    mirror = mirror_for(recipe, row, model)
-    engine = engine_for(recipe, model if mirror is None else replace(model, module=mirror.module))
-    slots = {slot for casting in castings for slot in casting.slots} | row.slots
+    weight_copy = weight_copy_for(recipe, algorithm, model)
+    engine = engine_for(recipe, model if weight_copy is None else replace(model, module=weight_copy.module))
+    slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
     state = checkpoint.state if checkpoint else None
     replays = Replays()
     own = {"policy": engine, "learner": learner, "replay": replays}
-    async with engine, opened(chosen(recipe, row), slots, own, state and state["services"]) as services:
+    async with engine, opened(chosen(recipe, algorithm), slots, own, state and state["services"]) as services:
         learner.serve(services)
-        row = learner.row or row
-        for note in remarks(recipe, row):
+        algorithm = learner.algorithm or algorithm
+        for note in remarks(recipe, algorithm):
             screen.note(note)
-        environments = [casting.make(services) for casting in castings]
-        replays.environments = named(distinct(casting.name for casting in castings), environments)
+        environments = [spec.make(services) for spec in specs]
+        replays.environments = named(distinct(spec.name for spec in specs), environments)
         run = Run(
             recipe=recipe,
             folder=folder,
             learner=learner,
             engine=engine,
             collector=Collector(
-                row=row,
-                curriculum=curriculum_for(recipe, environments, row),
+                algorithm=algorithm,
+                curriculum=curriculum_for(recipe, environments, algorithm),
                 environments=environments,
                 names=distinct(table.use for table in recipe.environments),
-                setting=setting_for(recipe, row, engine, services),
-                groups=recipe.batch.groups,
-                members=recipe.batch.members,
-                min_members=recipe.batch.min_members or 1,
+                rollout_context=setting_for(recipe, algorithm, engine, services),
+                groups=recipe.batch.prompts,
+                group_size=recipe.batch.group_size,
+                min_group_size=recipe.batch.min_group_size or 1,
                 screen=screen,
                 replays=replays,
             ),
             services=services,
             hooks=Hooks.installed(),
             screen=screen,
-            checkpoints=Keeper(folder, codec=model.codec, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best),
-            weight_sync=Publisher(engine, lag=row.plan.lag, mirror=mirror),
+            checkpoints=CheckpointManager(
+                folder, tokenizer=model.tokenizer, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best
+            ),
+            weight_sync=WeightSync(engine, staleness=algorithm.plan.staleness, weight_copy=weight_copy),
         )
         if checkpoint is not None:
             run.restore(checkpoint)
@@ -114,7 +124,7 @@ async def _conduct(
         else:
             folder.truncate_after(-1)  # not even the line of before training
             run.state = RunState(seconds=seconds)
-        await run.weight_sync.publish(learner.weights())
+        await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
             screen,
@@ -124,18 +134,19 @@ async def _conduct(
             return await train(run)
 
 
-def remarks(recipe: Recipe, row: Row) -> list[str]:
-    """What of the row has no effect with this recipe, in plain words."""
+def remarks(recipe: Recipe, algorithm: Algorithm) -> list[str]:
+    """What of the algorithm has no effect with this recipe, in plain words."""
     notes = []
-    interrupt, longest = row.plan.interrupt, recipe.sampling.max_tokens
-    if interrupt is not None and interrupt.low >= longest:
+    thinking_budget, longest = algorithm.plan.thinking_budget, recipe.sampling.max_tokens
+    if thinking_budget is not None and thinking_budget.min_tokens >= longest:
         notes.append(
-            f"{row.name} interrupts a turn after {interrupt.low:,} to {interrupt.high:,} tokens, and "
-            f"sampling.max_tokens is {longest:,}: it never will; set algorithm.args.plan.interrupt for such turns"
+            f"{algorithm.name} interrupts a turn after {thinking_budget.min_tokens:,} to "
+            f"{thinking_budget.max_tokens:,} tokens, and sampling.max_tokens is {longest:,}: it never will; set "
+            f"algorithm.args.plan.thinking_budget for such turns"
         )
-    if row.float32_head and recipe.model.dtype not in ("float32", "float64"):
+    if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):
         notes.append(
-            f"{row.name} wants a float32 head on both sides, and the engine decodes in {recipe.model.dtype}: set "
+            f"{algorithm.name} wants a float32 head on both sides, and the engine decodes in {recipe.model.dtype}: set "
             'model.dtype = "float32"'
         )
     return notes
@@ -161,21 +172,21 @@ def learner_options(recipe: Recipe) -> dict[str, Any]:
 
 def model_for(
     recipe: Recipe,
-    castings: Sequence[Casting],
+    specs: Sequence[EnvironmentSpec],
     checkpoint: Checkpoint | None,
     screen: Screen,
-    doing: Callable[[str], AbstractContextManager[None]],
+    status: Callable[[str], AbstractContextManager[None]],
 ) -> LoadedModel:
     """The model to train: that of the checkpoint, or what the recipe's model source brings.
 
     Raises:
         UsageError: it cannot be loaded.
     """
-    request = ModelRequest.of(recipe, screen, castings)
+    request = ModelRequest.of(recipe, screen, specs)
     # With adapters the checkpoint's model has them merged, and the model below them is needed again.
     if checkpoint is not None and request.lora is None:
         return request.load_model(checkpoint.model)
-    with doing("preparing"):
+    with status("preparing"):
         return model_source(recipe).load(request)
 
 
@@ -185,7 +196,7 @@ def embedded_engine(model: LoadedModel, *, slots: int) -> TokenEngine:
     Args:
         slots: sequences decoded at once at most.
     """
-    engine: TokenEngine = current().load("engine", "embedded").sharing(model.module, model.codec, slots=slots)
+    engine: TokenEngine = current().load("engine", "embedded").sharing(model.module, model.tokenizer, slots=slots)
     return engine
 
 
@@ -200,37 +211,43 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
         return bind(kind, recipe.engine.args, {}, who="[engine]")
     args = {"dtype": recipe.model.dtype, **recipe.engine.args}
     if "slots" not in args and isinstance(kind, SuggestsSlots):
-        samples, tokens = recipe.batch.groups * recipe.batch.members, 2 * recipe.sampling.max_tokens + PROMPT
+        samples, tokens = recipe.batch.prompts * recipe.batch.group_size, 2 * recipe.sampling.max_tokens + PROMPT
         args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens)
-    return bind(kind.sharing, args, who="[engine]")(model.module, model.codec)
+    return bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)
 
 
-def mirror_for(recipe: Recipe, row: Row, model: LoadedModel) -> Snapshot | None:
-    """What an engine that decodes a live module decodes in place of the learner's, where the row's plan has a lag."""
-    if not (row.plan.lag and shares(engine_kind(recipe))):
+def weight_copy_for(recipe: Recipe, algorithm: Algorithm, model: LoadedModel) -> Snapshot | None:
+    """What an engine that decodes a live module decodes in place of the learner's, where the algorithm's plan has a
+    staleness.
+    """
+    if not (algorithm.plan.staleness and shares(engine_kind(recipe))):
         return None
     return Snapshot.apart(model.module)
 
 
-def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], row: Row) -> Curriculum:
+def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], algorithm: Algorithm) -> Curriculum:
     """Which tasks come when."""
-    return curriculum_kind(row.plan)(
+    return curriculum_kind(algorithm.plan)(
         environments,
-        weights=[row.weight for row in recipe.environments],
-        names=[row.use for row in recipe.environments],
+        weights=[table.weight for table in recipe.environments],
+        names=[table.use for table in recipe.environments],
         seed=recipe.run.seed,
-        plan=row.plan,
-        horizon=recipe.run.steps * recipe.batch.groups,
+        plan=algorithm.plan,
+        horizon=recipe.run.steps * recipe.batch.prompts,
     )
 
 
-def setting_for(recipe: Recipe, row: Row, engine: TokenEngine, services: Mapping[str, Any]) -> Setting:
+def setting_for(
+    recipe: Recipe, algorithm: Algorithm, engine: TokenEngine, services: Mapping[str, Any]
+) -> RolloutContext:
     """What the episodes of all steps share."""
-    return Setting(
+    return RolloutContext(
         engine=engine,
-        how=recipe.sampling.how().but(prune=row.prune, interrupt=row.plan.interrupt),
+        sampling=recipe.sampling.to_sampling().replace(
+            prune=algorithm.prune, thinking_budget=algorithm.plan.thinking_budget
+        ),
         services=services,
         run_seed=recipe.run.seed,
-        concurrency=recipe.batch.concurrency or engine.concurrency or Setting.concurrency,
+        concurrency=recipe.batch.concurrency or engine.concurrency or RolloutContext.concurrency,
         retries=recipe.batch.retries,
     )

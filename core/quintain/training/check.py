@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from ..errors import NoTasksError, UsageError
 from ..evaluation.evaluation import tasks_of
-from ..interfaces.algorithm import Candidate, Row
+from ..interfaces.algorithm import Algorithm, GroupStats
 from ..models.load import as_device
 from ..registry.binding import check_args
-from ..services.manager import plan
+from ..services.manager import start_order
 from .recipe.tables import Recipe
-from .resolve import Casting, algorithm, cast_table, chosen, curriculum_kind, engine_kind, shares
+from .resolve import (
+    EnvironmentSpec,
+    chosen,
+    curriculum_kind,
+    engine_kind,
+    resolve_algorithm,
+    resolve_environment_table,
+    shares,
+)
 from .sources import model_source
 
 GIVEN = ("policy", "learner", "replay")
@@ -24,36 +32,36 @@ def check_recipe(recipe: Recipe) -> None:
         NoTasksError: an environment has no tasks in a split that is used.
         PluginError: a component cannot be loaded.
     """
-    row = algorithm(recipe)
-    check_members(recipe, row)
+    algorithm = resolve_algorithm(recipe)
+    check_group_size(recipe, algorithm)
     as_device(recipe.model.device)
     check_engine(recipe)
     model_source(recipe)
-    castings = [cast_table(table) for table in recipe.environments]
-    wanted = {slot for casting in castings for slot in casting.slots} | row.slots
-    for slot, component, args in plan(chosen(recipe, row), wanted, dict.fromkeys(GIVEN)):
+    specs = [resolve_environment_table(table) for table in recipe.environments]
+    wanted = {slot for spec in specs for slot in spec.slots} | algorithm.slots
+    for slot, component, args in start_order(chosen(recipe, algorithm), wanted, dict.fromkeys(GIVEN)):
         check_args(component, args, who=f"[services.{slot}]")
-    for casting in castings:
-        check_args(casting.component, casting.args, who=f"environment {casting.name!r}")
-        if not casting.slots:  # the tasks of one with services are seen when they run
-            check_tasks(recipe, casting, row)
+    for spec in specs:
+        check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
+        if not spec.slots:  # the tasks of one with services are seen when they run
+            check_tasks(recipe, spec, algorithm)
 
 
-def check_members(recipe: Recipe, row: Row) -> None:
-    """Refuse groups that the row would never admit.
+def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
+    """Refuse groups that the algorithm would never accept.
 
     Raises:
         UsageError: not even a complete group of different rewards.
     """
-    members = recipe.batch.members
-    if row.admission.needs:  # its services are not there yet
+    group_size = recipe.batch.group_size
+    if algorithm.group_filter.needs:  # its services are not there yet
         return
-    verdicts = tuple(float(i % 2) for i in range(members))
-    refused = str(row.admission(Candidate(verdicts=verdicts, totals=verdicts, requested=members)))
-    if refused:
+    outcomes = tuple(float(i % 2) for i in range(group_size))
+    rejected = str(algorithm.group_filter(GroupStats(outcomes=outcomes, totals=outcomes, requested=group_size)))
+    if rejected:
         raise UsageError(
-            f"batch.members is {members}, and algorithm {recipe.algorithm.use!r} admits no group of that size "
-            f"({refused}): take more members, or a method without groups such as reinforce_pp"
+            f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no group of that size "
+            f"({rejected}): take more samples, or an algorithm without groups such as reinforce_pp"
         )
 
 
@@ -67,7 +75,7 @@ def check_engine(recipe: Recipe) -> None:
     check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
 
 
-def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
+def check_tasks(recipe: Recipe, spec: EnvironmentSpec, algorithm: Algorithm) -> None:
     """Look for a first task in every split that the recipe uses.
 
     Raises:
@@ -75,9 +83,9 @@ def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
         UsageError: tasks are to come by level and this one has none.
         EnvironmentFault: the environment's own code failed.
     """
-    environment = casting.make({})
-    (first,) = tasks_of(environment, "train", 1, name=casting.name)
-    curriculum_kind(row.plan).check(first, casting.name, row.plan)
+    environment = spec.make({})
+    (first,) = tasks_of(environment, "train", 1, name=spec.name)
+    curriculum_kind(algorithm.plan).check(first, spec.name, algorithm.plan)
     table = recipe.evaluation
     final = table.test
     for used, split, key in (
@@ -87,6 +95,6 @@ def check_tasks(recipe: Recipe, casting: Casting, row: Row) -> None:
         if used == 0:
             continue
         try:
-            tasks_of(environment, split, 1, name=casting.name)
+            tasks_of(environment, split, 1, name=spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e

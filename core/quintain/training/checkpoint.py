@@ -114,17 +114,17 @@ class Checkpoint:
         return state
 
 
-class Keeper:
+class CheckpointManager:
     """Saves the checkpoints of a run and drops old ones.
 
     Args:
-        codec: its ``tokenizer`` goes into the model folders.
+        tokenizer: its ``hf`` goes into the model folders.
         keep: how many of the last to keep.
         best: keep the best one too.
     """
 
-    def __init__(self, folder: RunFolder, *, codec: Any, keep: int = 3, best: bool = True) -> None:
-        self.folder, self.codec, self.keep, self.keep_best = folder, codec, keep, best
+    def __init__(self, folder: RunFolder, *, tokenizer: Any, keep: int = 3, best: bool = True) -> None:
+        self.folder, self.tokenizer, self.keep, self.keep_best = folder, tokenizer, keep, best
 
     def save(self, step: int, *, learner: Trainable, state: Mapping[str, Any], best: bool = False) -> Path:
         """Write the checkpoint of *step*; the old ones stay untouched until it is complete and on the disk.
@@ -141,7 +141,7 @@ class Keeper:
             return final
         beside = final.with_name(f".{final.name}{TEMPORARY}{os.getpid()}")
         with _written_whole(beside, final, _bytes_of(learner) + sum(_tensor_bytes(state))):
-            _write_model(beside / "model", learner, self.codec)
+            _write_model(beside / "model", learner, self.tokenizer)
             _write_learner(beside, learner)
             _write_state(beside, state)
             about = {"format": FORMAT, "step": step, "best": best, "version": __version__}
@@ -178,7 +178,7 @@ def best(folder: RunFolder) -> Checkpoint | None:
     return next((c for c in reversed(found) if c.best), found[-1] if found else None)
 
 
-def save_model(folder: Path, learner: Trainable, codec: Any, about: Mapping[str, Any]) -> None:
+def save_model(folder: Path, learner: Trainable, tokenizer: Any, about: Mapping[str, Any]) -> None:
     """Write a *folder* for ``from_pretrained`` and beside the weights ``quintain.json``, which says what *about* says;
     all of it or nothing.
 
@@ -191,7 +191,7 @@ def save_model(folder: Path, learner: Trainable, codec: Any, about: Mapping[str,
     weights = sum(p.numel() * p.element_size() for p in learner.module.parameters())
     beside = folder.with_name(f".{folder.name}{TEMPORARY}{os.getpid()}")
     with _written_whole(beside, folder, weights + _SPARE):
-        _write_model(beside, learner, codec)
+        _write_model(beside, learner, tokenizer)
         _write_json(beside / "quintain.json", plain(about))
 
 
@@ -260,7 +260,7 @@ def _tensor_bytes(value: Any) -> Iterator[int]:
         yield value.numel() * value.element_size()
 
 
-def _write_model(path: Path, learner: Trainable, codec: Any) -> None:
+def _write_model(path: Path, learner: Trainable, tokenizer: Any) -> None:
     module: Any = learner.module
     with _without_progress_bar():
         if hasattr(module, "get_base_model"):
@@ -269,7 +269,7 @@ def _write_model(path: Path, learner: Trainable, codec: Any) -> None:
             module.get_base_model().save_pretrained(path, state_dict=merged)
         else:
             module.save_pretrained(path)
-    if (tokenizer := getattr(codec, "tokenizer", None)) is not None:
+    if (tokenizer := getattr(tokenizer, "hf", None)) is not None:
         tokenizer.save_pretrained(path)
 
 

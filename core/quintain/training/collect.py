@@ -1,8 +1,8 @@
 """Collecting the groups of a step: draw tasks, run and score their episodes, filter groups, resample.
 
-A batch is the first admitted groups in the order in which the curriculum gave their tasks, never in that of finishing,
+A batch is the first accepted groups in the order in which the curriculum gave their tasks, never in that of finishing,
 which would favour short answers. At no time are more groups under way or accepted than the batch has room for, so
-nothing accepted is ever thrown away, and both ways to refill try the same tasks: as many as it takes, one by one.
+nothing accepted is ever thrown away, and both ways to resample try the same tasks: as many as it takes, one by one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import NoTasksError, RunError
-from ..interfaces.algorithm import Candidate, Row
+from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
 from ..interfaces.learner import overlong
-from ..interfaces.sampling_plan import Plan
-from ..rollouts.runner import Job, Setting, run_groups
+from ..interfaces.sampling_plan import SamplingPlan
+from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..types.rollout import AnyGroup, Rollout, trained
-from ..types.transcript import Source
+from ..types.transcript import TokenSource
 from .replays import Replays
 from .screen import Screen
 from .tasks import Curriculum
@@ -32,68 +32,68 @@ class Collected:
 
     Attributes:
         tried: all groups, in the order of their tasks.
-        admitted: those to learn from, in the same order.
-        refused: how many others there are, by reason.
+        accepted: those to learn from, in the same order.
+        rejected: how many others there are, by reason.
         wanted: groups that a full batch has.
         rounds: how often groups were started together.
-        cause: why groups are missing after a refill; empty where none is.
+        cause: why groups are missing after resampling; empty where none is.
     """
 
     tried: tuple[AnyGroup, ...]
-    admitted: tuple[AnyGroup, ...]
-    refused: Counter[str]
+    accepted: tuple[AnyGroup, ...]
+    rejected: Counter[str]
     wanted: int
     rounds: int = 1
     cause: str = ""
 
     def metrics(self) -> dict[str, int]:
-        """How many groups were admitted, how many are missing, in how many rounds."""
+        """How many groups were accepted, how many are missing, in how many rounds."""
         return {
-            "groups.admitted": len(self.admitted),
-            "groups.missing": self.wanted - len(self.admitted),
+            "groups.accepted": len(self.accepted),
+            "groups.missing": self.wanted - len(self.accepted),
             "groups.rounds": self.rounds,
         }
 
 
 async def fill(
-    plan: Plan,
+    plan: SamplingPlan,
     groups: int,
-    setting: Setting,
+    context: RolloutContext,
     *,
-    draw: Callable[[], Job],
-    refusal: Callable[[AnyGroup], str],
+    draw: Callable[[], RolloutRequest],
+    rejection: Callable[[AnyGroup], str],
     on_round: Callable[[int, int], None] | None = None,
     on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
 ) -> Collected:
-    """Try groups until *groups* are admitted, or as *plan* says.
+    """Try groups until *groups* are accepted, or as *plan* says.
 
     Args:
         draw: gives the next task to try.
-        refusal: why a complete group is refused, empty where it is admitted; asked once per group.
+        rejection: why a complete group is rejected, empty where it is accepted; asked once per group.
         on_round: called with the number of a round, from 1, and its groups.
 
     Raises:
         NoTasksError: there are no tasks at all; where they run out later, what was accepted is kept.
         RunError: every episode failed, for reasons of ours.
     """
-    supply = _Supply(plan, groups, draw, refusal)
+    supply = _Supply(plan, groups, draw, rejection)
     tried: list[AnyGroup] = []
     rounds = 0
-    while jobs := supply.take(groups - supply.admitted):
+    while requests := supply.take(groups - supply.accepted):
         rounds += 1
         if on_round is not None:
-            on_round(rounds, len(jobs))
-        found = await run_groups(jobs, setting, on_rollout, supply.follow if plan.refill == "active" else None)
+            on_round(rounds, len(requests))
+        found = await run_groups(requests, context, on_rollout, supply.follow if plan.resample == "active" else None)
         for group in found:
             supply.reason(group)
         tried += found
-        if plan.refill != "rounds":
+        if plan.resample != "dynamic":
             break
     reasons = [supply.reason(group) for group in tried]
     return Collected(
         tried=tuple(tried),
-        admitted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
-        refused=Counter(filter(None, reasons)),
+        accepted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
+        rejected=Counter(filter(None, reasons)),
         wanted=groups,
         rounds=rounds,
         cause=supply.cause,
@@ -105,26 +105,26 @@ class Collector:
     """Turns tasks into the scored groups of a step.
 
     Attributes:
-        row: its group filter and sampling plan decide which groups are kept.
+        algorithm: its group filter and sampling plan decide which groups are kept.
         curriculum: which task comes next.
         environments: by position, as the curriculum counts them.
         names: of the environments, as rollouts and metrics carry them.
-        setting: what all episodes share; each step gets its own number.
+        rollout_context: what all episodes share; each step gets its own number.
         groups: of a full batch.
-        members: rollouts per group.
-        min_members: valid rollouts that a group needs besides what the group filter asks for.
+        group_size: rollouts per group.
+        min_group_size: valid rollouts that a group needs besides what the group filter asks for.
         screen: shows progress.
         replays: plays episodes of the last step again for advantages that ask for it.
     """
 
-    row: Row
+    algorithm: Algorithm
     curriculum: Curriculum
     environments: Sequence[Environment[Any, Any]]
     names: Sequence[str]
-    setting: Setting
+    rollout_context: RolloutContext
     groups: int
-    members: int
-    min_members: int = 1
+    group_size: int
+    min_group_size: int = 1
     screen: Screen
     replays: Replays = field(default_factory=Replays)
 
@@ -135,97 +135,101 @@ class Collector:
             NoTasksError: an environment has no tasks.
             RunError: every episode failed, for reasons of ours.
         """
-        plan = self.row.plan
+        plan = self.algorithm.plan
 
         def show(number: int, groups: int) -> None:
             which = f", round {number}" if number > 1 else ""
-            total = None if plan.refill == "active" else groups * self.members
+            total = None if plan.resample == "active" else groups * self.group_size
             self.screen.phase(f"step {step}: rollouts{which}", total)
 
-        setting = replace(self.setting, step=step)
+        context = replace(self.rollout_context, step=step)
         collected = await fill(
             plan,
             self.groups,
-            setting,
+            context,
             draw=self._next_job,
-            refusal=self._refusal,
+            rejection=self._rejection,
             on_round=show,
             on_rollout=self.screen.advance,
         )
-        self.replays.take([rollout for rollout, _, _ in trained(collected.admitted)], setting)  # one per sample
+        self.replays.take([rollout for rollout, _, _ in trained(collected.accepted)], context)  # one per sample
         return collected
 
-    def _next_job(self) -> Job:
+    def _next_job(self) -> RolloutRequest:
         (pick,) = self.curriculum.pick(1)
-        return Job(
+        return RolloutRequest(
             environment=self.environments[pick.environment],
             task=pick.task,
-            members=self.members,
+            group_size=self.group_size,
             name=self.names[pick.environment],
             index=pick.index,
             visit=pick.visit,
         )
 
-    def _refusal(self, group: AnyGroup) -> str:
+    def _rejection(self, group: AnyGroup) -> str:
         valid = group.valid
-        if len(valid) < self.min_members:
-            return "too few valid members"
-        seats = dict.fromkeys(seat for r in valid for seat in r.transcripts)
-        reasons = [str(self.row.admission(self._candidate(group, seat))) for seat in seats]
+        if len(valid) < self.min_group_size:
+            return "too few valid samples"
+        players = dict.fromkeys(player for r in valid for player in r.transcripts)
+        reasons = [str(self.algorithm.group_filter(self._group_stats(group, player))) for player in players]
         return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
 
-    def _candidate(self, group: AnyGroup, seat: str) -> Candidate:
-        """The valid rollouts that *seat* took part in: the rollouts of a seat are compared among themselves."""
-        rollouts = [r for r in group.valid if seat in r.transcripts]
-        verdicts = tuple(r.verdict.of_seat(seat) if r.verdict else 0.0 for r in rollouts)
-        shaping = [r.shaping.of_seat(seat) if r.shaping else 0.0 for r in rollouts]
-        lengths = [max((t.tokens for t in r.turns if t.seat == seat), default=0) for r in rollouts]
-        punished = [overlong(length, self.setting.how.max_tokens, self.row.overlong) for length in lengths]
-        totals = tuple(map(math.fsum, zip(verdicts, shaping, punished, strict=True)))
-        return Candidate(verdicts=verdicts, totals=totals, requested=len(group.rollouts))
+    def _group_stats(self, group: AnyGroup, player: str) -> GroupStats:
+        """The valid rollouts that *player* took part in: the rollouts of a player are compared among themselves."""
+        rollouts = [r for r in group.valid if player in r.transcripts]
+        outcomes = tuple(r.outcome.of_player(player) if r.outcome else 0.0 for r in rollouts)
+        shaping = [r.shaping.of_player(player) if r.shaping else 0.0 for r in rollouts]
+        lengths = [max((t.tokens for t in r.turns if t.player == player), default=0) for r in rollouts]
+        punished = [
+            overlong(length, self.rollout_context.sampling.max_tokens, self.algorithm.overlong) for length in lengths
+        ]
+        totals = tuple(map(math.fsum, zip(outcomes, shaping, punished, strict=True)))
+        return GroupStats(outcomes=outcomes, totals=totals, requested=len(group.rollouts))
 
     def metrics(self, collected: Collected) -> dict[str, Any]:
         """Metrics of what the plan did in the step of *collected*."""
-        plan, valid = self.row.plan, [r for g in collected.tried for r in g.valid]
+        plan, valid = self.algorithm.plan, [r for g in collected.tried for r in g.valid]
         metrics: dict[str, Any] = {**self.curriculum.metrics()}
-        if plan.refill != "none":
+        if plan.resample != "none":
             metrics |= collected.metrics()
-        if plan.interrupt is not None and valid:
-            metrics["interrupted"] = sum(map(_interrupted, valid)) / len(valid)
+        if plan.thinking_budget is not None and valid:
+            metrics["thinking_budget.reached"] = sum(map(_reached_thinking_budget, valid)) / len(valid)
         return metrics
 
 
 class _Supply:
     """Hands out tasks within a step's budget, and remembers what became of the groups."""
 
-    def __init__(self, plan: Plan, groups: int, draw: Callable[[], Job], refusal: Callable[[AnyGroup], str]) -> None:
-        self._left = groups * (plan.attempts if plan.refill != "none" else 1)
-        self._groups, self._draw, self._refusal = groups, draw, refusal
+    def __init__(
+        self, plan: SamplingPlan, groups: int, draw: Callable[[], RolloutRequest], rejection: Callable[[AnyGroup], str]
+    ) -> None:
+        self._left = groups * (plan.attempts if plan.resample != "none" else 1)
+        self._groups, self._draw, self._rejection = groups, draw, rejection
         self._given = 0
         self._reasons: dict[int, str] = {}
         self._failed: Counter[str] | None = Counter()  # None once an episode did not
-        self.admitted = 0
+        self.accepted = 0
         self.cause = ""
 
-    def take(self, count: int) -> list[Job]:
+    def take(self, count: int) -> list[RolloutRequest]:
         """The next *count* tasks, or as many as there may still be."""
-        jobs: list[Job] = []
-        while len(jobs) < count and self._left:
+        requests: list[RolloutRequest] = []
+        while len(requests) < count and self._left:
             try:
-                jobs.append(self._draw())
+                requests.append(self._draw())
             except NoTasksError as e:
-                if not (self._given or jobs):
+                if not (self._given or requests):
                     raise
                 self._left, self.cause = 0, str(e)
                 break
             self._left -= 1
-        self._given += len(jobs)
-        if len(jobs) < count:
+        self._given += len(requests)
+        if len(requests) < count:
             self.cause = self.cause or f"{self._given} groups were tried, as many as plan.attempts allows"
-        return jobs
+        return requests
 
-    def follow(self, group: AnyGroup) -> Sequence[Job]:
-        """What is tried in the place of *group*: nothing where it is admitted."""
+    def follow(self, group: AnyGroup) -> Sequence[RolloutRequest]:
+        """What is tried in the place of *group*: nothing where it is accepted."""
         return self.take(1) if self.reason(group) else ()
 
     def reason(self, group: AnyGroup) -> str:
@@ -235,8 +239,8 @@ class _Supply:
             RunError: a whole batch of groups failed, for reasons of ours, before any did not.
         """
         if group.index not in self._reasons:
-            reason = self._reasons[group.index] = self._refusal(group)
-            self.admitted += not reason
+            reason = self._reasons[group.index] = self._rejection(group)
+            self.accepted += not reason
             self._watch(group)
         return self._reasons[group.index]
 
@@ -244,11 +248,11 @@ class _Supply:
         if self._failed is None or group.valid:
             self._failed = None
             return
-        self._failed.update(f"{r.ending.kind}: {r.ending.reason}" for r in group.rollouts)
+        self._failed.update(f"{r.termination.kind}: {r.termination.reason}" for r in group.rollouts)
         if len(self._reasons) >= self._groups:
             reason, count = self._failed.most_common(1)[0]
             raise RunError(f"all {self._failed.total()} episodes of the step failed, {count} of them with {reason}")
 
 
-def _interrupted(rollout: Rollout[Any, Any]) -> bool:
-    return any(Source.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)
+def _reached_thinking_budget(rollout: Rollout[Any, Any]) -> bool:
+    return any(TokenSource.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)

@@ -63,8 +63,8 @@ class StepEnd:
 
     Attributes:
         step: counts from 1.
-        metrics: the line of the run's metrics file: numbers by name, and under ``alarms`` the list of the names of the
-            alarms that are on.
+        metrics: the line of the run's metrics file: numbers by name, and under ``alerts`` the list of the names of the
+            alerts that are on.
     """
 
     hook: ClassVar[str] = "quintain_on_step_end"

@@ -70,7 +70,7 @@ async def train_step(run: Run) -> bool:
             # is never a reward of zero.
             collected = await run.until_stopped(run.collector.collect(step))
         run.report(step, collected)
-        batch = run.learner.batch(collected.admitted, **run.batch_settings())
+        batch = run.learner.batch(collected.accepted, **run.batch_settings())
     with run.indivisible():
         update_metrics: dict[str, float] = {}
         with clock("update"):
@@ -80,12 +80,12 @@ async def train_step(run: Run) -> bool:
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum, backward.
                 update_metrics = run.learner.step(scored, advantages=advantages)
         with clock("sync"):
-            await run.weight_sync.publish(run.learner.weights())  # the sampler takes the new version
+            await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected.tried)
         last = run.finished()
         metrics = run.collector.metrics(collected) | step_metrics(
             collected.tried,
-            refused=collected.refused,
+            rejected=collected.rejected,
             learned=update_metrics,
             held_out=await run.evaluate_if_due(last=last),
             seconds=clock.spent,

@@ -15,11 +15,11 @@ from typing import Any
 
 from ..evaluation.estimates import Estimate
 from ..evaluation.evaluation import Evaluation
-from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, EndingKind, reaches, spread
-from ..types.transcript import Source, Transcript
+from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, TerminationKind, reaches, spread
+from ..types.transcript import TokenSource, Transcript
 
 Metrics = dict[str, Any]
-TRAINING = ("probe", "rollouts", "update", "sync")
+TRAINING = ("difficulty", "rollouts", "update", "sync")
 """Phases whose time is that of training; measuring and saving are not."""
 BINS = 10
 """Bins of the calibration error."""
@@ -28,7 +28,7 @@ BINS = 10
 def step_metrics(
     groups: Sequence[AnyGroup],
     *,
-    refused: Mapping[str, int] | None = None,
+    rejected: Mapping[str, int] | None = None,
     learned: Mapping[str, float] | None = None,
     held_out: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
@@ -36,8 +36,8 @@ def step_metrics(
     """All of a step.
 
     Args:
-        groups: that ran in this step, those refused included.
-        refused: how many groups were not admitted, by reason.
+        groups: that ran in this step, those rejected included.
+        rejected: how many groups were not accepted, by reason.
         learned: what the learner said.
         held_out: accuracy and so on, where it was measured (see `held_out`).
         seconds: by phase.
@@ -46,10 +46,10 @@ def step_metrics(
     valid = [r for r in everything if r.valid]
     return {
         **rewards(valid),
-        **group_metrics(groups, refused or {}),
+        **group_metrics(groups, rejected or {}),
         **lengths(valid),
         **confidence(valid),
-        **endings(everything),
+        **terminations(everything),
         **_reported(valid),
         **_of_environments(groups),
         **_of_learner(learned or {}),
@@ -67,12 +67,12 @@ def _of_learner(learned: Mapping[str, float]) -> Metrics:
 
 
 def rewards(valid: Sequence[AnyRollout]) -> Metrics:
-    """Mean and spread (standard deviation, ddof 0) of total, verdict, shaping and parts; ``success`` is a share."""
+    """Mean and spread (standard deviation, ddof 0) of total, outcome, shaping and parts; ``success`` is a share."""
     out = _of("reward", [r.total for r in valid])
-    out |= _of("reward.verdict", [r.verdict.total for r in valid if r.verdict])
+    out |= _of("reward.outcome", [r.outcome.total for r in valid if r.outcome])
     if any(r.shaping for r in valid):
         out |= _of("reward.shaping", [r.shaping.total for r in valid if r.shaping])
-    for slot in ("verdict", "shaping"):
+    for slot in ("outcome", "shaping"):
         scores = [s for r in valid if (s := getattr(r, slot)) is not None]
         for part in sorted({p for s in scores for p in s.parts}):
             values = [s.parts[part] for s in scores if part in s.parts]
@@ -81,10 +81,10 @@ def rewards(valid: Sequence[AnyRollout]) -> Metrics:
     return out | ({"success": fmean(map(_right, valid))} if valid else {})
 
 
-def group_metrics(groups: Sequence[AnyGroup], refused: Mapping[str, int]) -> Metrics:
-    """How many groups ran and were refused; the share of those whose verdicts do not differ (all right, all wrong)."""
-    out: Metrics = {"groups": len(groups), "groups.refused": sum(refused.values())}
-    out |= {f"groups.refused.{reason.replace(' ', '_')}": count for reason, count in sorted(refused.items())}
+def group_metrics(groups: Sequence[AnyGroup], rejected: Mapping[str, int]) -> Metrics:
+    """How many groups ran and were rejected; the share of those whose outcomes do not differ (all right, all wrong)."""
+    out: Metrics = {"groups": len(groups), "groups.rejected": sum(rejected.values())}
+    out |= {f"groups.rejected.{reason.replace(' ', '_')}": count for reason, count in sorted(rejected.items())}
     kinds = Counter(_uniform(g) for g in groups if g.valid)
     total = sum(kinds.values())
     if total:
@@ -94,12 +94,12 @@ def group_metrics(groups: Sequence[AnyGroup], refused: Mapping[str, int]) -> Met
 
 
 def _uniform(group: AnyGroup) -> str:
-    verdicts = [r.verdict.total if r.verdict else 0.0 for r in group.valid]
-    if spread(verdicts) > SCORE_TOLERANCE:
+    outcomes = [r.outcome.total if r.outcome else 0.0 for r in group.valid]
+    if spread(outcomes) > SCORE_TOLERANCE:
         return "mixed"
-    if reaches(verdicts[0]):
+    if reaches(outcomes[0]):
         return "all_right"
-    return "all_wrong" if verdicts[0] <= SCORE_TOLERANCE else "between"
+    return "all_wrong" if outcomes[0] <= SCORE_TOLERANCE else "between"
 
 
 def lengths(valid: Sequence[AnyRollout]) -> Metrics:
@@ -122,7 +122,7 @@ def lengths(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def confidence(valid: Sequence[AnyRollout]) -> Metrics:
-    """What the policy thought of its own answers when it sampled them; all valid rollouts, refused groups included.
+    """What the policy thought of its own answers when it sampled them; all valid rollouts, rejected groups included.
 
     ``entropy.sampled`` is minus the mean log-prob of all sampled tokens under the sampler, an estimate of its entropy
     per token (the learner's exact ``entropy`` covers only samples that have an advantage). A sample's confidence is
@@ -130,8 +130,8 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
     calibration error of that confidence as a forecast of success, in ten bins of equal width (Guo et al. 2017,
     1706.04599, equation 3): the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
     """
-    answers = [(r, seat, _logps(t)) for r in valid for seat, t in r.transcripts.items()]
-    known = [(fmean(logps), _right(r, seat)) for r, seat, logps in answers if logps]
+    answers = [(r, player, _logps(t)) for r in valid for player, t in r.transcripts.items()]
+    known = [(fmean(logps), _right(r, player)) for r, player, logps in answers if logps]
     if not known:
         return {}
     forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in known]
@@ -153,20 +153,22 @@ def _logps(transcript: Transcript) -> list[float]:
         logp
         for branch in transcript.branches
         for source, logp in zip(branch.sources, branch.logps, strict=True)
-        if source == Source.MODEL
+        if source == TokenSource.MODEL
     ]
 
 
-def endings(everything: Sequence[AnyRollout]) -> Metrics:
-    """Counts ``ending.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all rollouts."""
-    kinds = Counter(r.ending.kind for r in everything)
+def terminations(everything: Sequence[AnyRollout]) -> Metrics:
+    """Counts ``termination.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all
+    rollouts.
+    """
+    kinds = Counter(r.termination.kind for r in everything)
     out: Metrics = {f"ending.{kind.value}": count for kind, count in sorted(kinds.items())}
     valid = sum(r.valid for r in everything)
     if valid:
-        out["truncated"] = kinds[EndingKind.TRUNCATED] / valid
+        out["truncated"] = kinds[TerminationKind.TRUNCATED] / valid
     if everything:
         out["failed"] = 1 - valid / len(everything)
-        out["retried"] = sum(r.ending.attempts > 1 for r in everything) / len(everything)
+        out["retried"] = sum(r.termination.attempts > 1 for r in everything) / len(everything)
     return out
 
 
@@ -198,7 +200,7 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
         out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
     if valid := [r for r in rollouts if r.valid]:
         out["length.mean"] = lengths(valid)["length.mean"]
-    out |= {k: v for k, v in endings(rollouts).items() if k in ("truncated", "failed")}
+    out |= {k: v for k, v in terminations(rollouts).items() if k in ("truncated", "failed")}
     if len(results) > 1:
         for name, part in zip(distinct(r.environment for r in results), parts, strict=True):
             out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}
@@ -256,21 +258,21 @@ def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
     return out
 
 
-def _right(rollout: AnyRollout, seat: str | None = None) -> bool:
-    """Whether the verdict is a success, for *seat* or as a whole."""
-    if rollout.verdict is None:
+def _right(rollout: AnyRollout, player: str | None = None) -> bool:
+    """Whether the outcome is a success, for *player* or as a whole."""
+    if rollout.outcome is None:
         return False
-    return reaches(rollout.verdict.total if seat is None else rollout.verdict.of_seat(seat))
+    return reaches(rollout.outcome.total if player is None else rollout.outcome.of_player(player))
 
 
 def success_of(group: AnyGroup) -> tuple[int, int]:
-    """How many of the valid members succeeded, and how many there are."""
+    """How many of the valid samples succeeded, and how many there are."""
     return sum(map(_right, group.valid)), len(group.valid)
 
 
 def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
     """How many episodes failed for reasons of ours, by kind and reason."""
-    return Counter(f"{r.ending.kind}: {r.ending.reason}" for g in groups for r in g.rollouts if not r.valid)
+    return Counter(f"{r.termination.kind}: {r.termination.reason}" for g in groups for r in g.rollouts if not r.valid)
 
 
 def _of(name: str, values: Sequence[float]) -> Metrics:

@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import UsageError
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
-from ..rollouts.runner import Job, Setting, run_groups
+from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..types.rollout import AnyRollout
 
 
@@ -33,34 +33,36 @@ class Replays:
 
     environments: Mapping[str, Environment[Any, Any] | None] = field(default_factory=dict)
     _played: Sequence[AnyRollout] = ()
-    _setting: Setting | None = None
+    _rollout_context: RolloutContext | None = None
 
-    def take(self, played: Sequence[AnyRollout], setting: Setting) -> None:
+    def take(self, played: Sequence[AnyRollout], context: RolloutContext) -> None:
         """Remember the rollout of each sample of a step's batch, and what its episodes shared."""
-        self._played, self._setting = tuple(played), setting
+        self._played, self._rollout_context = tuple(played), context
 
     async def __call__(self, wanted: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
         """Run samples again: see `quintain.interfaces.service.Replay`."""
-        if self._setting is None:
+        if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
-        jobs = [self._job(self._played[sample], engine) for sample, engine in wanted]
-        groups = await run_groups(jobs, self._setting)
+        requests = [self._request(self._played[sample], engine) for sample, engine in wanted]
+        groups = await run_groups(requests, self._rollout_context)
         return [rollout for group in groups for rollout in group.rollouts]
 
-    def _job(self, rollout: AnyRollout, engine: Engine) -> Job:
+    def _request(self, rollout: AnyRollout, engine: Engine) -> RolloutRequest:
         environment = self.environments.get(rollout.environment)
         who = f"an episode of {rollout.environment!r} cannot be played again"
         if environment is None:
             raise UsageError(f"{who}: the recipe has several environments of this name")
         if set(rollout.transcripts) != {""}:
-            raise UsageError(f"{who}: it has the seats {sorted(rollout.transcripts)}; expected the policy's own alone")
+            raise UsageError(
+                f"{who}: it has the players {sorted(rollout.transcripts)}; expected the policy's own alone"
+            )
         grouped = [r.name for r in (environment.reward, environment.shaping) if r is not None and r.group]
         if grouped:
-            raise UsageError(f"{who}: {grouped[0]} compares the members of a group, and a replay has no group")
-        return Job(
+            raise UsageError(f"{who}: {grouped[0]} compares the samples of a group, and a replay has no group")
+        return RolloutRequest(
             environment=environment,
             task=rollout.task,
-            members=1,
+            group_size=1,
             name=rollout.environment,
             index=rollout.group,
             engine=engine,

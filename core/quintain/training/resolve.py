@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
-from ..interfaces.algorithm import Row
+from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import SharesModule, TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward
-from ..interfaces.sampling_plan import Plan
+from ..interfaces.sampling_plan import SamplingPlan
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
@@ -24,7 +24,7 @@ from .tasks import Curriculum
 
 
 @dataclass(frozen=True, kw_only=True)
-class Casting:
+class EnvironmentSpec:
     """An environment chosen and configured, but without its services yet."""
 
     name: str
@@ -56,7 +56,7 @@ class Casting:
         return environment.overridden(reward=self.reward, shaping=self.shaping, limits=limits, system=self.system)
 
 
-def cast(
+def resolve_environment(
     name: str,
     args: Mapping[str, Any] | None = None,
     *,
@@ -64,7 +64,7 @@ def cast(
     shaping: str | None = None,
     system: str | None = None,
     table: EnvironmentTable | None = None,
-) -> Casting:
+) -> EnvironmentSpec:
     """Find environment *name* and read its reward expressions.
 
     Raises:
@@ -75,25 +75,27 @@ def cast(
     component = current().load("environment", name)
     if not (isinstance(component, type) and issubclass(component, Environment)):
         raise PluginError(f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment")
-    verdict = parse_reward(reward, _reward, where="reward") if reward else None
-    if verdict is None and not isinstance(getattr(component, "reward", None), Reward):
+    outcome = parse_reward(reward, _reward, where="reward") if reward else None
+    if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
         raise RecipeError(
             f"environment {name!r} has no reward: set `reward = ...` in the class, or in the recipe's [[environments]]"
         )
-    return Casting(
+    return EnvironmentSpec(
         name=name,
         component=component,
         args=dict(args or {}),
-        reward=verdict,
+        reward=outcome,
         shaping=parse_reward(shaping, _reward, where="shaping") if shaping else None,
         system=system,
         table=table,
     )
 
 
-def cast_table(table: EnvironmentTable) -> Casting:
-    """`cast` for one ``[[environments]]`` of a recipe."""
-    return cast(table.use, table.args, reward=table.reward, shaping=table.shaping, system=table.system, table=table)
+def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
+    """`resolve_environment` for one ``[[environments]]`` of a recipe."""
+    return resolve_environment(
+        table.use, table.args, reward=table.reward, shaping=table.shaping, system=table.system, table=table
+    )
 
 
 def is_model_source(name: str) -> bool:
@@ -105,7 +107,7 @@ def is_model_source(name: str) -> bool:
 
 @asynccontextmanager
 async def opened_environments(
-    castings: Sequence[Casting], choices: Mapping[str, Choice], *, fix: str = IN_RECIPE
+    specs: Sequence[EnvironmentSpec], choices: Mapping[str, Choice], *, fix: str = IN_RECIPE
 ) -> AsyncIterator[tuple[list[Environment[Any, Any]], dict[str, Any]]]:
     """Start the services that environments need, except the policy; yield the environments and the services by slot.
 
@@ -117,9 +119,9 @@ async def opened_environments(
         RecipeError: nothing fills a slot.
         BindingError: an argument of an environment does not fit.
     """
-    slots = {slot for casting in castings for slot in casting.slots} - {"policy"}
+    slots = {slot for spec in specs for slot in spec.slots} - {"policy"}
     async with opened(choices, slots, {}, fix=fix) as services:
-        yield [casting.make({**services, "policy": None}) for casting in castings], services
+        yield [spec.make({**services, "policy": None}) for spec in specs], services
 
 
 def _reward(name: str) -> Any:
@@ -131,26 +133,26 @@ def _reward(name: str) -> Any:
     return component
 
 
-def algorithm(recipe: Recipe) -> Row:
-    """The row that the recipe names, with its changes.
+def resolve_algorithm(recipe: Recipe) -> Algorithm:
+    """The algorithm that the recipe names, with its changes.
 
     Raises:
         PluginError: the name is that of something else.
     """
-    row = current().load("algorithm", recipe.algorithm.use)
-    if not isinstance(row, Row):
-        raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(row).__name__}; expected a Row")
-    made: Row = bind(row, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
+    algorithm = current().load("algorithm", recipe.algorithm.use)
+    if not isinstance(algorithm, Algorithm):
+        raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(algorithm).__name__}; expected an Algorithm")
+    made: Algorithm = bind(algorithm, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
     return made
 
 
-def curriculum_kind(plan: Plan) -> type[Curriculum]:
+def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     """The class of the curriculum that *plan* needs.
 
     Raises:
         UsageError: it is not installed.
     """
-    shuffled = plan.order == "shuffled" and plan.retire is None and not plan.probe
+    shuffled = plan.order == "shuffled" and plan.drop_solved is None and not plan.difficulty_samples
     if shuffled:
         return Curriculum
     try:
@@ -163,9 +165,9 @@ def curriculum_kind(plan: Plan) -> type[Curriculum]:
     return kind
 
 
-def chosen(recipe: Recipe, row: Row) -> dict[str, ComponentTable]:
+def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
     """What fills each service slot: as the recipe says, else as the algorithm does."""
-    return {slot: ComponentTable(use=use) for slot, use in row.services.items()} | dict(recipe.services)
+    return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | dict(recipe.services)
 
 
 def engine_kind(recipe: Recipe) -> Any:

@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 def schema() -> pyarrow.Schema:
     """The columns.
 
-    ``task``, ``messages``, ``verdict_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are JSON text. ``token_*``
-    describe the last branch of the policy's own seat, token by token: id, sampling log-prob (0 where not sampled),
+    ``task``, ``messages``, ``outcome_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are JSON text. ``token_*``
+    describe the last branch of the policy's own player, token by token: id, sampling log-prob (0 where not sampled),
     weight version (-1 where not sampled) and source (`quintain.types.transcript.Source`); the rest is in ``rollout``.
     """
     import pyarrow as pa
 
     text, integer, number = pa.string(), pa.int64(), pa.float64()
-    columns = {
+    flat_tokens = {
         "step": integer,
         "environment": text,
         "group": integer,
-        "member": integer,
+        "sample": integer,
         "seed": integer,
         "task_id": text,
         "level": number,
         "task": text,
         "messages": text,
         "reply": text,
-        "verdict": number,
-        "verdict_parts": text,
+        "outcome": number,
+        "outcome_parts": text,
         "shaping": number,
         "shaping_parts": text,
-        "ending": text,
+        "termination": text,
         "reason": text,
         "attempts": integer,
         "metrics": text,
@@ -53,7 +53,7 @@ def schema() -> pyarrow.Schema:
         "token_sources": pa.list_(pa.int8()),
         "rollout": text,
     }
-    return pa.schema(list(columns.items()))
+    return pa.schema(list(flat_tokens.items()))
 
 
 def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]]) -> bytes:
@@ -77,18 +77,18 @@ def row(step: int, rollout: Rollout[Any, Any]) -> dict[str, Any]:
         "step": step,
         "environment": rollout.environment,
         "group": rollout.group,
-        "member": rollout.member,
+        "sample": rollout.sample,
         "seed": rollout.seed,
         "task_id": rollout.task.id,
         "level": rollout.task.level,
         "task": json.dumps(record["task"]),
         "messages": json.dumps(record["messages"]),
         "reply": _readable(rollout.reply),
-        **_score("verdict", rollout.verdict),
+        **_score("outcome", rollout.outcome),
         **_score("shaping", rollout.shaping),
-        "ending": rollout.ending.kind.value,
-        "reason": _readable(rollout.ending.reason),
-        "attempts": rollout.ending.attempts,
+        "termination": rollout.termination.kind.value,
+        "reason": _readable(rollout.termination.reason),
+        "attempts": rollout.termination.attempts,
         "metrics": json.dumps(dict(rollout.metrics)),
         "seconds": rollout.seconds,
         "tokens": rollout.tokens,

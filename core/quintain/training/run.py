@@ -15,15 +15,15 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
-from .alerts import Watch
-from .checkpoint import Checkpoint, Keeper, generators, restore_generators
+from .alerts import AlertMonitor
+from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
 from .metrics import TRAINING, evaluation_metrics, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
 from .screen import Screen
-from .weight_sync import Publisher
+from .weight_sync import WeightSync
 
 A = TypeVar("A")
 
@@ -95,14 +95,14 @@ class Run:
     learner: PolicyLearner
     engine: TokenEngine
     collector: Collector
-    weight_sync: Publisher
+    weight_sync: WeightSync
     services: Mapping[str, Any]
     hooks: Hooks
     screen: Screen
-    checkpoints: Keeper
+    checkpoints: CheckpointManager
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     state: RunState = field(default_factory=RunState)
-    alerts: Watch = field(default_factory=Watch)
+    alerts: AlertMonitor = field(default_factory=AlertMonitor)
     whole: bool = True
     undone: dict[str, Any] | None = None
 
@@ -181,9 +181,11 @@ class Run:
             split=split,
             tasks=tasks,
             samples=table.samples,
-            how=table.how(self.recipe.sampling).but(interrupt=self.collector.row.plan.interrupt),
+            sampling=table.to_sampling(self.recipe.sampling).replace(
+                thinking_budget=self.collector.algorithm.plan.thinking_budget
+            ),
             services=self.services,
-            concurrency=self.collector.setting.concurrency,
+            concurrency=self.collector.rollout_context.concurrency,
             seed=self.recipe.run.seed,
             progress=self.screen.advance,
         )
@@ -196,15 +198,15 @@ class Run:
         """Count the failed rollouts of a step, and show notices on why groups are missing and tasks come back."""
         self.count_failures(failures_in(collected.tried))
         if collected.cause:
-            accepted = f"{len(collected.admitted)} of {collected.wanted} groups were admitted"
+            accepted = f"{len(collected.accepted)} of {collected.wanted} groups were accepted"
             self.screen.note(f"step {step}: {accepted}, the step goes on with them: {collected.cause}")
         for line in self.collector.curriculum.notices():
             self.screen.note(f"step {step}: {line}")
 
     def batch_settings(self) -> dict[str, Any]:
         """What the learner needs to know of how the rollouts were sampled."""
-        how = self.recipe.sampling
-        return {"temperature": how.temperature, "max_tokens": how.max_tokens or self.engine.context}
+        sampling = self.recipe.sampling
+        return {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens or self.engine.context}
 
     def count_failures(self, failed: Mapping[str, int]) -> None:
         """Count failed episodes per kind (see `quintain.training.metrics.failures_in`); warn on the first of each."""
@@ -222,8 +224,8 @@ class Run:
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
         """Write the step to disk, with the names of the active alerts; then tell the hooks and the screen."""
-        alarms = self.alerts.see({"step": step, **metrics})
-        metrics = {**metrics, "alarms": list(alarms.active)}
+        alerts = self.alerts.see({"step": step, **metrics})
+        metrics = {**metrics, "alerts": list(alerts.active)}
         with self.clock("record"):
             keep = self.recipe.rollouts.keep
             if keep != "none":
@@ -232,7 +234,7 @@ class Run:
             self.folder.append({"step": step, **metrics})
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
         self.screen.step(step, metrics)
-        self.screen.alarms(alarms, metrics)
+        self.screen.alerts(alerts, metrics)
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
@@ -296,7 +298,7 @@ class Run:
         self.collector.curriculum.restore(content["curriculum"])
         self.weight_sync.restore(content["published"])
         self.folder.truncate_after(self.state.step)
-        self.alerts = Watch(self.folder.metrics())
+        self.alerts = AlertMonitor(self.folder.metrics())
 
     def report_hooks(self) -> None:
         """Name the hook plugins that failed, and close all."""

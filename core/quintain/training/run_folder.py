@@ -110,7 +110,7 @@ class RunFolder:
             self._lock = None
 
     @contextmanager
-    def doing(self, what: str) -> Iterator[None]:
+    def status(self, what: str) -> Iterator[None]:
         """Tell `quintain runs` what is done before the first step: one word, beside the owner in the lock."""
         assert self._lock is not None, "opened without the lock"
         owner = self._lock.seek(0, os.SEEK_END)

@@ -56,12 +56,12 @@ class Screen(AbstractContextManager["Screen"]):
         """A step is done."""
         self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
 
-    def alarms(self, change: Change, metrics: Mapping[str, Any]) -> None:
-        """Say which alarms began (also where only warnings are shown) and which ended, each once."""
-        for alarm in change.begun:
-            self._print(f"alarm: {alarm.sentence(metrics)}")
-        for alarm in change.ended:
-            self.note(f"alarm over: {alarm.name}")
+    def alerts(self, change: Change, metrics: Mapping[str, Any]) -> None:
+        """Say which alerts began (also where only warnings are shown) and which ended, each once."""
+        for alert in change.begun:
+            self._print(f"alert: {alert.sentence(metrics)}")
+        for alert in change.ended:
+            self.note(f"alert over: {alert.name}")
 
     def _left(self, step: int) -> float:
         done = step - self._done_before

@@ -14,7 +14,7 @@ from ..registry.binding import bind
 from ..registry.lookup import current
 from ..services.manager import Choice
 from .recipe.tables import Recipe
-from .resolve import Casting, cast_table, is_model_source
+from .resolve import EnvironmentSpec, is_model_source, resolve_environment_table
 from .screen import Screen
 
 
@@ -28,7 +28,7 @@ class ModelRequest:
         device: to put the module on; ``auto`` is the GPU where there is one.
         dtype: of the learner's master weights, ``float32`` or ``float64``.
         lora: fields of `peft.LoraConfig`, where adapters train instead of the weights.
-        castings: the environments of the run, in order, without their services.
+        specs: the environments of the run, in order, without their services.
         services: what fills each service slot.
         screen: for progress and notes.
     """
@@ -38,13 +38,13 @@ class ModelRequest:
     device: str
     dtype: str
     lora: Mapping[str, Any] | None
-    castings: Sequence[Casting]
+    specs: Sequence[EnvironmentSpec]
     services: Mapping[str, Choice]
     screen: Screen
 
     @classmethod
-    def of(cls, recipe: Recipe, screen: Screen, castings: Sequence[Casting] | None = None) -> ModelRequest:
-        """The request of *recipe*; *castings* are those of its environments where they are not given."""
+    def of(cls, recipe: Recipe, screen: Screen, specs: Sequence[EnvironmentSpec] | None = None) -> ModelRequest:
+        """The request of *recipe*; *specs* are those of its environments where they are not given."""
         table = recipe.model
         return cls(
             name=table.name,
@@ -52,7 +52,7 @@ class ModelRequest:
             device=table.device,
             dtype="float64" if table.dtype == "float64" else "float32",
             lora=table.lora.model_dump() if table.lora else None,
-            castings=[cast_table(t) for t in recipe.environments] if castings is None else castings,
+            specs=[resolve_environment_table(t) for t in recipe.environments] if specs is None else specs,
             services=recipe.services,
             screen=screen,
         )

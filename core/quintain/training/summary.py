@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
-from .alerts import spells
+from .alerts import alert_intervals
 from .screen import clock, program
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
         ("time", f"{clock(total)} ({phases})"),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
-        *([("alarms", text)] if (text := alarms(folder.metrics())) else []),
+        *([("alerts", text)] if (text := alerts(folder.metrics())) else []),
         ("run folder", str(folder.path)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
@@ -59,10 +59,10 @@ def accuracy(measured: Mapping[str, Any]) -> str:
     )
 
 
-def alarms(records: Sequence[Mapping[str, Any]]) -> str:
-    """When which alarm was on; empty where none was."""
+def alerts(records: Sequence[Mapping[str, Any]]) -> str:
+    """When which alert was on; empty where none was."""
     rung: dict[str, list[str]] = {}
-    for name, first, last in spells(records):
+    for name, first, last in alert_intervals(records):
         still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
         rung.setdefault(name, []).append(f"{first}{still}")
     return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in rung.items())

@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import NoTasksError, RunError
 from ..interfaces.environment import Environment, yielded
-from ..interfaces.sampling_plan import Plan
+from ..interfaces.sampling_plan import SamplingPlan
 from ..types.sampling import derived_seed
 from ..types.task import Task
 
@@ -93,7 +93,7 @@ class Curriculum:
         names: what errors call them.
         seed: of the run.
         plan: read by curricula that adapt.
-        horizon: how many picks the run makes if no group is refused; 0 is not known. For curricula that look ahead.
+        horizon: how many picks the run makes if no group is rejected; 0 is not known. For curricula that look ahead.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Curriculum:
         names: Sequence[str] | None = None,
         seed: int = 0,
         split: str = "train",
-        plan: Plan | None = None,
+        plan: SamplingPlan | None = None,
         horizon: int = 0,
     ) -> None:
         self._environments = tuple(environments)
@@ -112,12 +112,12 @@ class Curriculum:
         self._weights = list(weights or [1.0] * len(self._environments))
         self._bounds = list(accumulate(self._weights))
         self._seed, self._split = seed, split
-        self.plan, self._horizon = plan or Plan(), horizon
+        self.plan, self._horizon = plan or SamplingPlan(), horizon
         self._streams = [self.stream(i) for i in range(len(self._environments))]
         self._begin()
 
     @classmethod
-    def check(cls, task: Task, name: str, plan: Plan) -> None:
+    def check(cls, task: Task, name: str, plan: SamplingPlan) -> None:
         """Refuse an environment whose first *task* lacks what the plan orders by; nothing here."""
 
     async def prepare(self, run: Any) -> dict[str, Any]:

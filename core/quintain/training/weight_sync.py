@@ -11,21 +11,21 @@ from ..errors import PluginError
 from ..interfaces.engine import TokenEngine, Weights
 
 
-class Mirror(Protocol):
+class WeightCopy(Protocol):
     """A module apart from the learner's, for an engine that decodes a live module (see `models.snapshot.Snapshot`)."""
 
     def refresh(self, weights: Weights | None) -> None: ...
 
 
 @dataclass(kw_only=True)
-class Published:
+class SyncedWeights:
     """A copy of published weights, in the memory of the host."""
 
     version: int
     held: Mapping[str, Any]
 
     @classmethod
-    def of(cls, weights: Weights) -> Published:
+    def of(cls, weights: Weights) -> SyncedWeights:
         """Copy *weights*; tied tensors stay one."""
         copies: dict[tuple[int, Any, Any], Any] = {}
         held: dict[str, Any] = {}
@@ -40,28 +40,28 @@ class Published:
         return self.held
 
 
-class Publisher:
-    """Brings the learner's weights to the engine, *lag* published versions late; the first ones at once.
+class WeightSync:
+    """Brings the learner's weights to the engine, *staleness* synced versions late; the first ones at once.
 
     A synchronous run's model of asynchrony: the sampler is behind as it would be beside a learner that does not wait
     for it, but always by the same number of versions, and the run repeats bit for bit.
 
     Args:
-        mirror: what the engine decodes, where that is a live module; with a lag it must not be the learner's.
+        weight_copy: what the engine decodes, where that is a live module; with staleness it must not be the learner's.
     """
 
-    def __init__(self, engine: TokenEngine, *, lag: int = 0, mirror: Mirror | None = None) -> None:
-        self._engine, self._lag, self._mirror = engine, lag, mirror
-        self._held: list[Published] = []  # the last lag + 1, the oldest first
+    def __init__(self, engine: TokenEngine, *, staleness: int = 0, weight_copy: WeightCopy | None = None) -> None:
+        self._engine, self._staleness, self._weight_copy = engine, staleness, weight_copy
+        self._held: list[SyncedWeights] = []  # the last staleness + 1, the oldest first
 
-    async def publish(self, weights: Weights) -> None:
+    async def sync(self, weights: Weights) -> None:
         """A new version is there, or the same one once more."""
-        if not self._lag:
+        if not self._staleness:
             await self._update(weights)
             return
         if not self._held or self._held[-1].version != weights.version:
-            self._held.append(Published.of(weights))
-        del self._held[: -1 - self._lag]
+            self._held.append(SyncedWeights.of(weights))
+        del self._held[: -1 - self._staleness]
         await self._take_up(self._held[0])
 
     @asynccontextmanager
@@ -77,8 +77,8 @@ class Publisher:
             await self._take_up(self._held[0])
 
     async def _take_up(self, weights: Weights) -> None:
-        if self._mirror is not None:
-            self._mirror.refresh(weights)
+        if self._weight_copy is not None:
+            self._weight_copy.refresh(weights)
         await self._update(weights)
 
     async def _update(self, weights: Weights) -> None:
@@ -95,4 +95,4 @@ class Publisher:
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Take up what `state` gave; then `publish` the learner's own version."""
-        self._held = [Published(version=held["version"], held=held["tensors"]) for held in state]
+        self._held = [SyncedWeights(version=held["version"], held=held["tensors"]) for held in state]

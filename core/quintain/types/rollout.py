@@ -14,10 +14,10 @@ from .task import Message, Task, ToolCall
 from .transcript import Finish, TrainingSequence, Transcript
 
 T = TypeVar("T", bound=Task)
-E = TypeVar("E")
+R = TypeVar("R")
 
 
-class EndingKind(StrEnum):
+class TerminationKind(StrEnum):
     """How an episode can end."""
 
     FINISHED = "finished"
@@ -29,17 +29,17 @@ class EndingKind(StrEnum):
     TIMEOUT = "timeout"
 
 
-POLICY_ENDINGS = frozenset({EndingKind.FINISHED, EndingKind.TRUNCATED, EndingKind.POLICY_FAULT})
+POLICY_TERMINATIONS = frozenset({TerminationKind.FINISHED, TerminationKind.TRUNCATED, TerminationKind.POLICY_FAULT})
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Termination:
     """How an episode ended, which limit or error it was, and how often it was tried.
 
-    ``early``: the policy broke the episode off before the environment could return evidence.
+    ``early``: the policy broke the episode off before the environment could return a result.
     """
 
-    kind: EndingKind = EndingKind.FINISHED
+    kind: TerminationKind = TerminationKind.FINISHED
     reason: str = ""
     attempts: int = 1
     early: bool = False
@@ -47,12 +47,12 @@ class Ending:
     @property
     def ours(self) -> bool:
         """A failure of ours, not of the policy: masked and counted, never scored."""
-        return self.kind not in POLICY_ENDINGS
+        return self.kind not in POLICY_TERMINATIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of a seat.
+    """One turn of a player.
 
     ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with
     results.
@@ -63,7 +63,7 @@ class Turn:
     reasoning: str = ""
     calls: tuple[ToolCall, ...] = ()
     finish: Finish = "stop"
-    seat: str = ""
+    player: str = ""
     tokens: int = 0
 
 
@@ -74,14 +74,14 @@ class Score:
     Attributes:
         value: for the rollout as a whole.
         turns: per turn of the policy, added to the tokens of that turn.
-        seats: per seat, where players score differently; seats without an entry get the total.
+        players: per player, where players score differently; players without an entry get the total.
         parts: named components for the logs.
         reason: one line for people.
     """
 
     value: float = 0.0
     turns: tuple[float, ...] = ()
-    seats: Mapping[str, float] = field(default_factory=dict)
+    players: Mapping[str, float] = field(default_factory=dict)
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
 
@@ -94,79 +94,79 @@ class Score:
         """The value and the sum of the turns."""
         return self.value + math.fsum(self.turns)
 
-    def of_seat(self, seat: str) -> float:
-        """The score of *seat*."""
-        return self.seats.get(seat, self.total)
+    def of_player(self, player: str) -> float:
+        """The score of *player*."""
+        return self.players.get(player, self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rollout(Generic[T, E]):
+class Rollout(Generic[T, R]):
     """The record of one episode: what rewards see and what is stored, as plain data that can be scored again.
 
     Attributes:
-        task, evidence: what was asked, and what `Environment.rollout` returned.
-        ending: how it ended.
+        task, result: what was asked, and what `Environment.rollout` returned.
+        termination: how it ended.
         metrics: numbers the environment reported.
-        turns: of the policy's own seat, in order; other seats' turns carry their seat's name.
-        messages: the whole conversation of the policy's own seat.
-        transcripts: exact tokens by seat ("" is the policy's own seat).
-        verdict, shaping: the scores, once rewards ran.
-        environment, group, member, seed: where it came from; *group* counts from the start of the run.
+        turns: of the policy's own player, in order; other players' turns carry their player's name.
+        messages: the whole conversation of the policy's own player.
+        transcripts: exact tokens by player ("" is the policy's own player).
+        outcome, shaping: the scores, once rewards ran.
+        environment, group, sample, seed: where it came from; *group* counts from the start of the run.
         seconds: wall time of the episode.
     """
 
     task: T
-    evidence: E = None  # type: ignore[assignment]
-    ending: Ending = Ending()
+    result: R = None  # type: ignore[assignment]
+    termination: Termination = Termination()
     metrics: Mapping[str, float] = field(default_factory=dict)
     turns: tuple[Turn, ...] = ()
     messages: tuple[Message, ...] = ()
     transcripts: Mapping[str, Transcript] = field(default_factory=dict)
-    verdict: Score | None = None
+    outcome: Score | None = None
     shaping: Score | None = None
     environment: str = ""
     group: int = 0
-    member: int = 0
+    sample: int = 0
     seed: int = 0
     seconds: float = 0.0
 
     @property
     def reply(self) -> str:
         """The policy's last reply, without reasoning; empty where it never spoke."""
-        return next((t.reply for t in reversed(self.turns) if not t.seat), "")
+        return next((t.reply for t in reversed(self.turns) if not t.player), "")
 
     @property
     def valid(self) -> bool:
         """Whether it can be scored and trained on."""
-        return not self.ending.ours
+        return not self.termination.ours
 
     @property
     def total(self) -> float:
-        """Verdict and shaping together."""
-        return (self.verdict.total if self.verdict else 0.0) + (self.shaping.total if self.shaping else 0.0)
+        """Outcome and shaping together."""
+        return (self.outcome.total if self.outcome else 0.0) + (self.shaping.total if self.shaping else 0.0)
 
     @property
     def tokens(self) -> int:
         """Tokens that the policy sampled."""
         return sum(t.sampled for t in self.transcripts.values()) or sum(t.tokens for t in self.turns)
 
-    def but(self, **changes: Any) -> Rollout[T, E]:
+    def replace(self, **changes: Any) -> Rollout[T, R]:
         """A copy with *changes*."""
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON; `from_json` gives the rollout back."""
-        return dict(_adapter(type(self.task), type(self.evidence)).dump_python(self, mode="json"))
+        return dict(_adapter(type(self.task), type(self.result)).dump_python(self, mode="json"))
 
     @staticmethod
-    def from_json(data: Mapping[str, Any], task: type[Task] = Task, evidence: Any = Any) -> Rollout[Any, Any]:
-        """Rebuild from `to_json`, with the types of task and evidence that the environment uses."""
-        rollout: AnyRollout = _adapter(task, evidence).validate_python(data)
+    def from_json(data: Mapping[str, Any], task: type[Task] = Task, result: Any = Any) -> Rollout[Any, Any]:
+        """Rebuild from `to_json`, with the types of task and result that the environment uses."""
+        rollout: AnyRollout = _adapter(task, result).validate_python(data)
         return rollout
 
 
-def _adapter(task: Any, evidence: Any) -> Any:
-    return type_adapter(Rollout[task, evidence])
+def _adapter(task: Any, result: Any) -> Any:
+    return type_adapter(Rollout[task, result])
 
 
 @lru_cache(maxsize=1024)
@@ -178,17 +178,17 @@ def type_adapter(annotation: Any, *, arbitrary: bool = False) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Generic[T, E]):
-    """The rollouts of one task: the unit that group rewards, baselines and admission see."""
+class Group(Generic[T, R]):
+    """The rollouts of one task: the unit that group rewards, baselines and group filters see."""
 
     task: T
-    rollouts: tuple[Rollout[T, E], ...]
+    rollouts: tuple[Rollout[T, R], ...]
     environment: str = ""
     index: int = 0
 
     @property
-    def valid(self) -> tuple[Rollout[T, E], ...]:
-        """The members that can be scored and trained on."""
+    def valid(self) -> tuple[Rollout[T, R], ...]:
+        """The samples that can be scored and trained on."""
         return tuple(r for r in self.rollouts if r.valid)
 
 
@@ -196,7 +196,7 @@ AnyRollout = Rollout[Any, Any]
 AnyGroup = Group[Any, Any]
 
 SUCCESS = 1.0
-"""A verdict from here on is a success."""
+"""An outcome from here on is a success."""
 SCORE_TOLERANCE = 1e-9
 """Scores that differ by less are equal: one may be a sum of weights that add up to 1 only nearly."""
 
@@ -212,10 +212,10 @@ def spread(values: Sequence[float]) -> float:
 
 
 def trained(groups: Sequence[Group[Any, Any]]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:
-    """Every valid rollout of *groups* with each seat that sampled tokens, and the token sequences of that seat."""
+    """Every valid rollout of *groups* with each player that sampled tokens, and the token sequences of that player."""
     for group in groups:
         for rollout in group.valid:
-            for seat, transcript in rollout.transcripts.items():
+            for player, transcript in rollout.transcripts.items():
                 sequences = tuple(transcript.sequences())
                 if sequences:
-                    yield rollout, seat, sequences
+                    yield rollout, player, sequences

@@ -16,26 +16,30 @@ def derived_seed(*parts: object) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Interrupt:
-    """Forced interruption: *text* is appended to a turn that still thinks after a number of tokens, and it continues.
+class ThinkingBudget:
+    """A thinking budget: *text* is appended to a turn that still thinks after a number of tokens, and it continues.
 
-    The number is drawn per turn between *low* and *high* (ScaleRL, 2510.13786, interrupts at 10,000 to 12,000); equal
-    bounds are a thinking budget (Qwen3, 2505.09388, section 4.3). The inserted tokens are context: they never train.
+    The number is drawn per turn between *min_tokens* and *max_tokens* (ScaleRL, 2510.13786, interrupts at 10,000 to
+    12,000); equal bounds are a thinking budget (Qwen3, 2505.09388, section 4.3). The inserted tokens are context: they
+    never train.
 
     Attributes:
-        low, high: new tokens of the turn before it is interrupted, both included.
+        min_tokens, max_tokens: new tokens of the turn before it is interrupted, both included.
         text: what is appended.
         until: a turn that contains this text is not interrupted; empty interrupts every turn of that length.
     """
 
-    low: int
-    high: int
+    min_tokens: int
+    max_tokens: int
     text: str = "\n\nOkay, time is up. Let me stop thinking and give the answer now.\n</think>\n\n"
     until: str = "</think>"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.low <= self.high:
-            raise UsageError(f"interrupt: low {self.low}, high {self.high}; expected 1 <= low <= high")
+        if not 1 <= self.min_tokens <= self.max_tokens:
+            raise UsageError(
+                f"thinking_budget: min_tokens {self.min_tokens}, max_tokens {self.max_tokens}; expected 1 <= "
+                f"min_tokens <= max_tokens"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +58,8 @@ class Sampling:
         stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
         seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else
         runs.
-        interrupt: forced interruption of the policy's turns, which the chat layer sees to; engines know nothing of it.
+        thinking_budget: a thinking budget of the policy's turns, which the chat layer sees to; engines know nothing of
+            it.
     """
 
     temperature: float = 1.0
@@ -66,7 +71,7 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_ids: tuple[int, ...] = ()
     seed: int | None = None
-    interrupt: Interrupt | None = None
+    thinking_budget: ThinkingBudget | None = None
 
     def __post_init__(self) -> None:
         ranges = {"temperature": (0, 100), "top_p": (0, 1), "top_k": (0, 2**31), "min_p": (0, 1), "prune": (0, 1)}
@@ -82,6 +87,6 @@ class Sampling:
         """Whether the sampled distribution is not the model's own at this temperature."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
-    def but(self, **changes: Any) -> Sampling:
+    def replace(self, **changes: Any) -> Sampling:
         """A copy with *changes*."""
         return replace(self, **changes)

@@ -1,4 +1,4 @@
-"""The token-exact record of one seat's conversation.
+"""The token-exact record of one player's conversation.
 
 A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only
 where a chat template rewrote history (it dropped an old thought, for example), so that the tokens sampled before and
@@ -16,7 +16,7 @@ from typing import Any, Literal
 Finish = Literal["stop", "length", "cancelled"]
 
 
-class Source(IntEnum):
+class TokenSource(IntEnum):
     """Where a token came from."""
 
     TEMPLATE = 0
@@ -92,11 +92,11 @@ class TrainingSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The branches of one seat, and under which policy they were sampled."""
+    """The branches of one player, and under which policy they were sampled."""
 
     branches: tuple[Branch, ...] = ()
     policy: str = "policy"
-    codec: str = ""
+    tokenizer: str = ""
     temperature: float = 1.0
 
     def path(self, branch: int) -> Branch:
@@ -122,7 +122,7 @@ class Transcript:
         rows: list[TrainingSequence] = []
         for own, path in zip(self.branches, self._paths(len(self.branches)), strict=True):
             first = len(path.ids) - len(own.ids)
-            mask = [j >= first and s == Source.MODEL for j, s in enumerate(path.sources)]
+            mask = [j >= first and s == TokenSource.MODEL for j, s in enumerate(path.sources)]
             if not any(mask):
                 continue
             end = len(mask) - mask[::-1].index(True)
@@ -140,7 +140,7 @@ class Transcript:
     @property
     def sampled(self) -> int:
         """How many tokens the policy sampled, over all branches."""
-        return sum(s == Source.MODEL for b in self.branches for s in b.sources)
+        return sum(s == TokenSource.MODEL for b in self.branches for s in b.sources)
 
 
 class Recorder:
@@ -165,8 +165,8 @@ class Recorder:
     def sampled(self, s: Sampled) -> None:
         """Append what the engine sampled, untouched."""
         start, end = s.forced
-        sources = [int(Source.MODEL)] * len(s.ids)
-        sources[start:end] = [int(Source.FORCED)] * (end - start)
+        sources = [int(TokenSource.MODEL)] * len(s.ids)
+        sources[start:end] = [int(TokenSource.FORCED)] * (end - start)
         self._extend(s.ids, sources, s.logps, s.versions)
 
     def _extend(self, *columns: Sequence[Any]) -> None:

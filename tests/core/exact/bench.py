@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from quintain import Rollout, Score, Task
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.engine import Engine
 from quintain.interfaces.learner import overlong
-from quintain.learning import Batch, Sample, Terms
-from quintain.learning.loss import weighted_sum
+from quintain.learning import Batch, LossInputs, Sample
+from quintain.learning.loss import weighted_loss
 from quintain.learning.pieces.advantages import Step
 from quintain.learning.pieces.objectives import kl_estimate
 from quintain.models.head import Statistics, statistics
@@ -77,7 +77,7 @@ class Bench:
         reply = self.tree.replies[i]
         draw = np.random.default_rng((task, i, 5))
         reward = self.rewards[task][i] if self.rewards else float(draw.choice([0.0, 0.1, 0.9, 1.0])) * (1 + 4 * task)
-        base = Path(at=self.tree.path(reply, task), ids=reply, verdict=reward, group=task, environment="ab"[task])
+        base = Path(at=self.tree.path(reply, task), ids=reply, outcome=reward, group=task, environment="ab"[task])
         if self.plain:
             return base
         several = len(reply) > 1 and i % 2 == 0
@@ -86,7 +86,7 @@ class Bench:
         return Path(
             at=base.at,
             ids=reply,
-            verdict=reward + sum(scores),
+            outcome=reward + sum(scores),
             shaping=0.05 * i,
             group=task,
             environment=base.environment,
@@ -119,7 +119,7 @@ def sample_of(path: Path, mu: Array, prompt: Sequence[int] = (0,)) -> Sample:
     logps = [float(mu[at, token]) for at, token in zip(path.at, path.ids, strict=True)]
     return Sample(
         sequences=(batches.sequence(prompt, path.ids, logps=logps),),
-        verdict=path.verdict,
+        outcome=path.outcome,
         shaping=path.shaping,
         group=path.group,
         environment=path.environment,
@@ -129,7 +129,7 @@ def sample_of(path: Path, mu: Array, prompt: Sequence[int] = (0,)) -> Sample:
     )
 
 
-class Told:
+class Metrics:
     """Shares of what objectives and corrections tell, over all batches."""
 
     def __init__(self) -> None:
@@ -145,33 +145,36 @@ class Told:
 class Package:
     """Loss of a batch through advantage, aggregation, head, objective, correction and the weighted sum."""
 
-    def __init__(self, row: Row, bench: Bench) -> None:
-        self.row, self.bench = row.served({"policy": ScriptedEngine(), "replay": _greedy_earns}), bench
+    def __init__(self, algorithm: Algorithm, bench: Bench) -> None:
+        self.algorithm, self.bench = (
+            algorithm.with_services({"policy": ScriptedEngine(), "replay": _greedy_earns}),
+            bench,
+        )
         self.logits = {name: torch.tensor(table) for name, table in bench.logits.items()}
         self.logits["theta"].requires_grad_()
-        self.told = Told()
+        self.metrics = Metrics()
 
-    def _statistics(self, policy: str, places: Tensor, ids: Tensor, **options: object) -> Statistics:
+    def _statistics(self, policy: str, positions: Tensor, ids: Tensor, **options: object) -> Statistics:
         """The head over an identity matrix: hidden states are logits."""
-        hidden = self.logits[policy][places]
+        hidden = self.logits[policy][positions]
         eye = torch.eye(hidden.shape[1], dtype=torch.float64)
-        return statistics(hidden, eye, ids, prune=self.row.prune, **options)  # type: ignore[arg-type]
+        return statistics(hidden, eye, ids, prune=self.algorithm.prune, **options)  # type: ignore[arg-type]
 
     def loss(self, paths: Sequence[Path]) -> Tensor:
-        row = self.row
+        algorithm = self.algorithm
         batch = Batch(samples=tuple(self.bench.samples[p] for p in paths), max_tokens=self.bench.tree.longest)
         places = torch.tensor([at for path in paths for at in path.at])
         ids = torch.tensor([token for path in paths for token in path.ids])
         owner = torch.arange(len(paths)).repeat_interleave(torch.tensor([len(path) for path in paths]))
-        top = int(row.objective.argument("top")) if "top" in row.objective.reads else 0
+        top = int(algorithm.objective.argument("top")) if "top" in algorithm.objective.reads else 0
         prox = self._statistics("prox", places, ids, top=top)
         theta = self._statistics("theta", places, ids, safe=prox.safe, asked_NK=prox.top_ids)
         ref = self._statistics("ref", places, ids, safe=prox.safe).logp
-        totals = [s.total + overlong(s.longest_turn, batch.max_tokens, row.overlong) for s in batch.samples]
+        totals = [s.total + overlong(s.longest_turn, batch.max_tokens, algorithm.overlong) for s in batch.samples]
         rewards = torch.tensor(totals, dtype=torch.float64)
         penalty = None
-        if row.kl.active and row.kl.where == "reward":
-            penalty = row.kl.coefficient * kl_estimate(prox.logp - ref, row.kl.estimator)
+        if algorithm.kl.active and algorithm.kl.where == "reward":
+            penalty = algorithm.kl.coefficient * kl_estimate(prox.logp - ref, algorithm.kl.estimator)
             rewards = rewards - torch.zeros_like(rewards).index_add(0, owner, penalty)
         step = Step(
             batch=batch,
@@ -179,16 +182,18 @@ class Package:
             penalty=penalty,
             statistics={"prox_logp": prox.logp, "square": prox.square},
         )
-        found = row.advantage(step, state=EMA_STATE)[0] if row.advantage.stateful else row.advantage(step)
+        found = (
+            algorithm.advantage(step, state=EMA_STATE)[0] if algorithm.advantage.stateful else algorithm.advantage(step)
+        )
         if inspect.isawaitable(found):
             found = asyncio.run(_awaited(found))
         advantage = found if isinstance(found, Tensor) else torch.tensor(found, dtype=torch.float64)[owner]
-        part = [i for i, path in enumerate(paths) if not (row.mask_truncated and path.truncated)]
+        part = [i for i, path in enumerate(paths) if not (algorithm.mask_truncated and path.truncated)]
         weights = torch.zeros(len(paths), dtype=torch.float64)
         if part:
-            weights[part] = torch.tensor(row.aggregation(batch.only(part)), dtype=torch.float64)
+            weights[part] = torch.tensor(algorithm.aggregation(batch.only(part)), dtype=torch.float64)
         mu = [logp for s in batch.samples for seq in s.sequences for logp, on in zip(seq.logps, seq.mask) if on]  # noqa: B905
-        terms = Terms(
+        terms = LossInputs(
             logp=theta.logp,
             mu_logp=torch.tensor(mu, dtype=torch.float64),
             prox_logp=prox.logp,
@@ -197,13 +202,13 @@ class Package:
             entropy=theta.entropy.detach(),
             sample=owner,
             group=torch.tensor([path.group for path in paths]),
-            anchor=row.anchor,
+            ratio_to=algorithm.ratio_to,
             statistics=_top(theta, prox, ids) if top else {},
         )
-        out = weighted_sum(row, terms, weights[owner])
+        out = weighted_loss(algorithm, terms, weights[owner])
         for name, value in out.diagnostics.items():
-            self.told.add(name, value)
-        self.told.add("zero", out.correction == 0)
+            self.metrics.add(name, value)
+        self.metrics.add("zero", out.correction == 0)
         return out.loss
 
     def gradient(self, loss: Tensor) -> Array:
@@ -221,7 +226,7 @@ class Package:
 async def _greedy_earns(wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
     """Every task's greedy answer earns the same."""
     played = rollout(Task(prompt="?"), "greedy")
-    return [replace(played, verdict=Score(value=BASELINE))] * len(wanted)
+    return [replace(played, outcome=Score(value=BASELINE))] * len(wanted)
 
 
 async def _awaited(found: Awaitable[Any]) -> Any:

@@ -47,8 +47,8 @@ def in_groups(rule: Callable[[Array], Array]) -> Advantage:
 
     def run(earned: Earned) -> PerToken:
         values = np.zeros(earned.seen.count)
-        for members in earned.seen.groups:
-            values[members] = rule(earned.totals[members])
+        for indices in earned.seen.groups:
+            values[indices] = rule(earned.totals[indices])
         return per_sample(earned, values)
 
     return run
@@ -136,17 +136,17 @@ def returns(earned: Earned) -> PerToken:
 def process(earned: Earned) -> PerToken:
     """GRPO with process rewards: turn scores standardised over the group, summed from each token's turn on."""
     out: PerToken = [np.zeros(0)] * earned.seen.count
-    for members in earned.seen.groups:
+    for indices in earned.seen.groups:
         scores = {}
-        for i in members:
+        for i in indices:
             path = earned.seen.paths[i]
             held = np.zeros(max(1, len(path.turns)) if path.scores else 1)  # unscored turns are one
             held[: len(path.scores)] = path.scores
             held[-1] += earned.totals[i] - sum(path.scores)
             scores[i] = held
-        every = standardised(np.concatenate([scores[i] for i in members]))
+        every = standardised(np.concatenate([scores[i] for i in indices]))
         at = 0
-        for i in members:
+        for i in indices:
             path = earned.seen.paths[i]
             mine = every[at : at + len(scores[i])]
             at += len(scores[i])
@@ -156,7 +156,7 @@ def process(earned: Earned) -> PerToken:
 
 
 def optimal_token(earned: Earned) -> PerToken:
-    """G_t - sum_i G_it W_it / sum_i W_it over the members with a token at t; W_it is the sum to t of 1 - 2 p + sum_v
+    """G_t - sum_i G_it W_it / sum_i W_it over the samples with a token at t; W_it is the sum to t of 1 - 2 p + sum_v
     p_v^2.
     """
     gain, seen = returns(earned), earned.seen
@@ -165,9 +165,9 @@ def optimal_token(earned: Earned) -> PerToken:
         prob = np.exp(seen.table("prox", i))
         weight.append(np.cumsum(1 - 2 * np.exp(seen.logp("prox", i)) + (prob**2).sum(1)))
     out = [np.zeros(len(path)) for path in seen.paths]
-    for members in seen.groups:
+    for indices in seen.groups:
         for t in range(seen.longest):
-            there = [i for i in members if len(seen.paths[i]) > t]
+            there = [i for i in indices if len(seen.paths[i]) > t]
             total = sum(weight[i][t] for i in there)
             for i in there:
                 out[i][t] = gain[i][t] - sum(gain[j][t] * weight[j][t] for j in there) / total
@@ -179,8 +179,8 @@ def optimal_token(earned: Earned) -> PerToken:
 Slope = Callable[[Seen, int, Array], Array]
 
 
-def log_ratio(seen: Seen, i: int, anchor: str) -> Array:
-    return seen.logp("theta", i) - seen.logp(anchor, i)
+def log_ratio(seen: Seen, i: int, ratio_to: str) -> Array:
+    return seen.logp("theta", i) - seen.logp(ratio_to, i)
 
 
 def likelihood(seen: Seen, i: int, advantage: Array) -> Array:
@@ -195,19 +195,19 @@ def clip_slope(ratio: Array, advantage: Array, low: float, high: float, dual: fl
     return np.where(held, 0.0, -ratio * advantage)
 
 
-def clip(low: float = 0.2, high: float = 0.2, *, dual: float | None = None, anchor: str = "prox") -> Slope:
-    return lambda seen, i, a: clip_slope(np.exp(log_ratio(seen, i, anchor)), a, low, high, dual)
+def clip(low: float = 0.2, high: float = 0.2, *, dual: float | None = None, ratio_to: str = "prox") -> Slope:
+    return lambda seen, i, a: clip_slope(np.exp(log_ratio(seen, i, ratio_to)), a, low, high, dual)
 
 
-def surrogate(anchor: str) -> Slope:
-    return lambda seen, i, a: -np.exp(log_ratio(seen, i, anchor)) * a
+def surrogate(ratio_to: str) -> Slope:
+    return lambda seen, i, a: -np.exp(log_ratio(seen, i, ratio_to)) * a
 
 
-def product_clip(low: float, high: float, *, dual: float | None = None, anchor: str = "prox") -> Slope:
+def product_clip(low: float, high: float, *, dual: float | None = None, ratio_to: str = "prox") -> Slope:
     """Of the term of the whole sample, with the product of the ratios; A is the mean of the tokens'."""
 
     def run(seen: Seen, i: int, a: Array) -> Array:
-        ratio = np.exp(log_ratio(seen, i, anchor).sum(keepdims=True))
+        ratio = np.exp(log_ratio(seen, i, ratio_to).sum(keepdims=True))
         return np.repeat(clip_slope(ratio, a.mean(keepdims=True), low, high, dual), len(a))
 
     return run
@@ -231,17 +231,17 @@ def geometric_clip_of_tokens(low: float, high: float) -> Slope:
     return run
 
 
-def capped(cap: float, *, anchor: str = "prox") -> Slope:
-    return lambda seen, i, a: -np.minimum(np.exp(log_ratio(seen, i, anchor)), cap) * a
+def capped(cap: float, *, ratio_to: str = "prox") -> Slope:
+    return lambda seen, i, a: -np.minimum(np.exp(log_ratio(seen, i, ratio_to)), cap) * a
 
 
 def divergence_mask(
-    measure: Literal["tv", "kl", "top"], delta: float, *, cap: float = 20.0, top: int = 0, anchor: str = "mu"
+    measure: Literal["tv", "kl", "top"], delta: float, *, cap: float = 20.0, top: int = 0, ratio_to: str = "mu"
 ) -> Slope:
     """Tokens that the policy already moved by more than *delta* the way A pushes get nothing."""
 
     def run(seen: Seen, i: int, a: Array) -> Array:
-        p, q = np.exp(seen.logp(anchor, i)), np.exp(seen.logp("theta", i))
+        p, q = np.exp(seen.logp(ratio_to, i)), np.exp(seen.logp("theta", i))
         if measure == "tv":
             far = np.abs(q - p) > delta
         elif measure == "kl":
@@ -376,7 +376,7 @@ class Method:
     overlong: float = 0.0
     mask_truncated: bool = False
 
-    def but(self, **changes: object) -> Method:
+    def replace(self, **changes: object) -> Method:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
@@ -390,7 +390,7 @@ class Taken:
 
     def __post_init__(self) -> None:
         method, seen = self.method, self.seen
-        totals = np.array([path.verdict + path.shaping for path in seen.paths])
+        totals = np.array([path.outcome + path.shaping for path in seen.paths])
         if method.overlong:
             edge = (1 - method.overlong) * seen.longest
             lengths = np.array([max(path.turns or (len(path),)) for path in seen.paths])

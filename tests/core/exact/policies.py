@@ -63,7 +63,7 @@ class Path:
 
     at: tuple[int, ...]
     ids: tuple[int, ...]
-    verdict: float
+    outcome: float
     shaping: float = 0.0
     group: int = 0
     environment: str = ""
@@ -124,6 +124,6 @@ class Seen:
 
     @property
     def groups(self) -> list[list[int]]:
-        """Members of each group."""
+        """Samples of each group."""
         numbers = sorted({path.group for path in self.paths})
         return [[i for i, path in enumerate(self.paths) if path.group == number] for number in numbers]

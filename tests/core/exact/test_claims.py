@@ -1,5 +1,5 @@
-"""What the expected update of each row is, on-policy, by enumeration: the true gradient of the expected reward, a known
-multiple of it, the gradient of another objective, or something else (then how far from it, on a fixed example).
+"""What the expected update of each algorithm is, on-policy, by enumeration: the true gradient of the expected reward, a
+known multiple of it, the gradient of another objective, or something else (then how far from it, on a fixed example).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from quintain.interfaces.algorithm import KL, Candidate, Row
+from quintain.interfaces.algorithm import KL, Algorithm, GroupStats
 from quintain.learning.pieces.group_filter import varied
 
 from ..rows import ROWS
@@ -23,7 +23,7 @@ TREE = Tree(vocab=3, longest=2)
 LONGEST = TREE.longest
 REWARDS = (0.1, 0.9, 0.0, 1.0, 0.1, 0.0, 0.9)
 RIGHT = (0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 0.0)
-"""A verdict of 0 or 1 per reply."""
+"""An outcome of 0 or 1 per reply."""
 
 
 @cache
@@ -37,9 +37,9 @@ def bench(
     return Bench(tree=TREE, sizes=(size,), logits=logits, rewards=(rewards,), plain=True, prune=prune)
 
 
-def update(row: Row, held: Bench) -> Array:
+def update(algorithm: Algorithm, held: Bench) -> Array:
     """Against the gradient of the loss."""
-    return -Package(row, held).expected()
+    return -Package(algorithm, held).expected()
 
 
 def along(held: Bench, values: Array, policy: str = "theta") -> Array:
@@ -114,17 +114,17 @@ CLAIMS = {
 }
 
 
-def test_every_row_claims_something() -> None:
+def test_every_algorithm_claims_something() -> None:
     assert set(ROWS) <= set(CLAIMS)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_expected_update_on_policy(name: str) -> None:
     claim = CLAIMS[name]
-    row = PAIRS[name][0].but(kl=KL())
+    algorithm = PAIRS[name][0].replace(kl=KL())
     for size in (3,) if claim.multiple is None else (2, 3):
-        held = bench(size, prune=row.prune)
-        got, want = update(row, held), truth(held)
+        held = bench(size, prune=algorithm.prune)
+        got, want = update(algorithm, held), truth(held)
         if claim.multiple is None:
             assert cosine(got, want) == pytest.approx(claim.cosine, abs=1e-3), claim.why
         else:
@@ -140,7 +140,7 @@ def test_maxrl_climbs_a_truncated_logarithm(form: str, size: int) -> None:
     terms = size if form == "success" else size - 1
     slope = sum((1 - p) ** (k - 1) for k in range(1, terms + 1))
     assert slope == pytest.approx((1 - (1 - p) ** terms) / p)
-    got = update(ROWS["maxrl"].but(advantage={"form": form}), held)
+    got = update(ROWS["maxrl"].replace(advantage={"form": form}), held)
     np.testing.assert_allclose(got, slope * truth(held) / LONGEST, rtol=0, atol=1e-12)
 
 
@@ -156,10 +156,10 @@ def test_optimal_token_baseline_has_a_bias_of_one_over_the_group() -> None:
 
 def test_sft_follows_the_sampler_and_no_reward() -> None:
     """Expected update: minus the gradient of the cross-entropy of theta under mu, over the constant length."""
-    row = ROWS["sft"].but(aggregation="constant")
+    algorithm = ROWS["sft"].replace(aggregation="constant")
     held = bench(2, on_policy=False)
-    np.testing.assert_allclose(update(row, held), along(held, np.ones(7), "mu") / LONGEST, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(update(row, bench(2)), 0, atol=1e-12)
+    np.testing.assert_allclose(update(algorithm, held), along(held, np.ones(7), "mu") / LONGEST, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(update(algorithm, bench(2)), 0, atol=1e-12)
     others = bench(2, on_policy=False, rewards=RIGHT)
     np.testing.assert_array_equal(update(ROWS["sft"], held), update(ROWS["sft"], others))
 
@@ -172,20 +172,20 @@ def test_the_ratio_of_whole_samples_repairs_off_policy_data_exactly() -> None:
     surrogate's gradient is left, whose direction differs.
     """
     held = bench(2, on_policy=False, seed=6)
-    whole = ROWS["dr_grpo"].but(
+    whole = ROWS["dr_grpo"].replace(
         advantage="leave_one_out",
         objective={"use": "sequence_clip", "low": 1.0, "high": 1e9},
         aggregation="sequence",
-        anchor="mu",
+        ratio_to="mu",
     )
     want = truth(held)
-    raw = update(whole.but(advantage="raw"), held)
+    raw = update(whole.replace(advantage="raw"), held)
     np.testing.assert_allclose(raw, want, rtol=0, atol=1e-12)
     # Others' mean is drawn under mu, yet independent: E_mu[ratio grad log theta] = 0.
     np.testing.assert_allclose(update(whole, held), want, rtol=0, atol=1e-12)
-    tokens = update(whole.but(advantage="raw", objective="importance", aggregation="constant"), held)
+    tokens = update(whole.replace(advantage="raw", objective="importance", aggregation="constant"), held)
     assert cosine(tokens, want) == pytest.approx(0.889, abs=1e-3)
-    none = update(ROWS["rloo"].but(advantage="raw"), held)
+    none = update(ROWS["rloo"].replace(advantage="raw"), held)
     assert cosine(none, want) == pytest.approx(0.601, abs=1e-3)
 
 
@@ -199,10 +199,10 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
         rewards=(REWARDS,),
         plain=True,
     )
-    row = ROWS["rloo"].but(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
-    np.testing.assert_allclose(update(row, held), truth(held) / LONGEST, rtol=0, atol=1e-12)
+    algorithm = ROWS["rloo"].replace(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
+    np.testing.assert_allclose(update(algorithm, held), truth(held) / LONGEST, rtol=0, atol=1e-12)
     got = {
-        name: cosine(update(row.but(correction=correction), held), truth(held))
+        name: cosine(update(algorithm.replace(correction=correction), held), truth(held))
         for name, correction in {
             "none": "none",
             "tis": {"use": "tis", "cap": 2.0},
@@ -218,13 +218,13 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
 
 @pytest.mark.parametrize("name, factor", [("rloo", 1.0), ("dr_grpo", 2 / 3)])
 def test_dynamic_sampling_is_the_gradient_over_the_chance_of_acceptance(name: str, factor: float) -> None:
-    """Refused groups have advantages of 0, so that conditional on acceptance the update is the same, only larger."""
+    """Rejected groups have advantages of 0, so that conditional on acceptance the update is the same, only larger."""
     held = bench(3)
     package = Package(ROWS[name], held)
     total, accepted = None, 0.0
     for paths, weight in held.batches():
-        totals = tuple(path.verdict for path in paths)
-        if varied(Candidate(verdicts=totals, totals=totals, requested=3)):
+        totals = tuple(path.outcome for path in paths)
+        if varied(GroupStats(outcomes=totals, totals=totals, requested=3)):
             continue
         accepted += weight
         part = weight * package.loss(paths)
@@ -293,7 +293,7 @@ def test_whose_gradient_each_kl_estimate_is(where: str, estimator: str, score: b
     """
     held = bench(2, rewards=(0.0,) * 7)
     kl = KL(where=where, estimator=estimator, coefficient=1.0, score_factor=score)  # type: ignore[arg-type]
-    got = -update(ROWS["rloo"].but(kl=kl), held) * LONGEST
+    got = -update(ROWS["rloo"].replace(kl=kl), held) * LONGEST
     np.testing.assert_allclose(got, divergences()[what], rtol=0, atol=1e-12)
 
 
@@ -331,7 +331,7 @@ def test_k1_in_the_loss_has_no_gradient() -> None:
     """Why it is refused: with the coefficient around the refusal, its expected gradient is 0."""
     kl = KL(where="loss", estimator="k1", coefficient=1.0, score_factor=True)
     object.__setattr__(kl, "score_factor", False)
-    got = update(ROWS["rloo"].but(kl=kl), bench(2, rewards=(0.0,) * 7))
+    got = update(ROWS["rloo"].replace(kl=kl), bench(2, rewards=(0.0,) * 7))
     np.testing.assert_allclose(got, 0, atol=1e-12)
 
 
@@ -344,7 +344,7 @@ def test_pruned_policy_is_what_both_sides_mean() -> None:
     out = pruned(held.logits["mu"], 0.3) == -np.inf
     assert 0.1 < out.mean() < 0.7
     assert all(np.isfinite(held.samples[path].sequences[0].logps).all() or p == 0 for path, p in _chances(held))
-    got = update(ROWS["dvp"].but(prune=0.3), held)
+    got = update(ROWS["dvp"].replace(prune=0.3), held)
     assert not got[out].any()
     assert np.abs(got).max() > 1e-3
     assert sum(p for _, p in _chances(held)) == pytest.approx(1)

@@ -40,11 +40,11 @@ def expected_closed_form(method: Method, bench: Bench) -> Array:
     return total
 
 
-def test_every_row_and_every_piece_is_here() -> None:
+def test_every_algorithm_and_every_piece_is_here() -> None:
     assert set(CORE) == set(ROWS)
     ours = [piece for piece in every_piece() if piece.origin.startswith(("quintain.learning.", "quintain_algorithms."))]
     for kind in ("advantage", "objective", "correction", "aggregation"):
-        here = {getattr(row, kind).name for row, _ in PAIRS.values()}
+        here = {getattr(algorithm, kind).name for algorithm, _ in PAIRS.values()}
         assert not {piece.name for piece in ours if piece.kind == kind} - here, kind
 
 
@@ -55,15 +55,15 @@ CAPS_OUT_OF_REACH = {"cispo", "scalerl"}
 @pytest.mark.parametrize("name", PAIRS)
 def test_expected_update_of_one_group(name: str) -> None:
     """Each thing that the objective or the correction tells happened to some terms and not to others."""
-    row, method = PAIRS[name]
-    package = Package(row, one_group(row.prune))
+    algorithm, method = PAIRS[name]
+    package = Package(algorithm, one_group(algorithm.prune))
     want = expected_closed_form(method, package.bench)
     assert np.abs(want).max() > 1e-4
     np.testing.assert_allclose(package.expected(), want, rtol=0, atol=1e-12)
-    told = package.told.mean()
+    told = package.metrics.mean()
     zero = told.pop("zero")
-    assert (0 < zero < 1) == (row.correction.masks or row.correction.name in ("icepop", "mis"))
-    enough = any if row.prune else all  # little is left to move under pruning
+    assert (0 < zero < 1) == (algorithm.correction.masks or algorithm.correction.name in ("icepop", "mis"))
+    enough = any if algorithm.prune else all  # little is left to move under pruning
     assert name in CAPS_OUT_OF_REACH or not told or enough(0 < share < 1 for share in told.values()), told
 
 
@@ -77,7 +77,7 @@ mask_truncated overlong
 
 @pytest.mark.parametrize("name", [*CORE, *OF_BATCHES])
 def test_expected_update_of_two_groups(name: str) -> None:
-    row, method = PAIRS[name]
-    package = Package(row, two_tasks(row.prune))
+    algorithm, method = PAIRS[name]
+    package = Package(algorithm, two_tasks(algorithm.prune))
     want = expected_closed_form(method, package.bench)
     np.testing.assert_allclose(package.expected(), want, rtol=0, atol=1e-12)

@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.pieces import Piece
 from quintain.learning import Batch, Learner
-from quintain.learning.optimizer_step import Problem
+from quintain.learning.optimizer_step import OptimizerStep
 
 from ..models import tiny_model, with_exact_norms
 from ..rows import ROWS
@@ -55,7 +55,9 @@ def fresh(seed: int) -> Any:
 
 
 def logits(module: Any) -> Tensor:
-    """After every context of both prompts, [places, 3], at the policy's temperature: rows of one length, no padding."""
+    """After every context of both prompts, [places, 3], at the policy's temperature: algorithms of one length, no
+    padding.
+    """
     whole = [context for context in TREE.contexts if len(context) == TREE.longest - 1]
     rows = []
     for prompt in PROMPTS:
@@ -97,10 +99,10 @@ class Update:
     remembers: bool
 
 
-def learner_of(row: Row, **options: Any) -> tuple[Learner, list[Update]]:
+def learner_of(algorithm: Algorithm, **options: Any) -> tuple[Learner, list[Update]]:
     """A learner of the model number 0, ref being the number 2; its updates are noted down."""
-    learner = Learner(fresh(0), row, reference=fresh(2), **(OPTIONS | options))
-    if row.advantage.stateful:
+    learner = Learner(fresh(0), algorithm, reference=fresh(2), **(OPTIONS | options))
+    if algorithm.advantage.stateful:
         learner._piece_state["advantage"] = dict(EMA_STATE)
     found: list[Update] = []
 
@@ -142,9 +144,9 @@ def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
     """The first is on-policy but for the sampler; the later ones are not. The second epoch takes the groups in either
     order.
     """
-    row, method = PAIRS[name]
-    paths, batch = drawn(row.prune)
-    learner, updates = learner_of(row.but(epochs=2, minibatches=2))
+    algorithm, method = PAIRS[name]
+    paths, batch = drawn(algorithm.prune)
+    learner, updates = learner_of(algorithm.replace(epochs=2, minibatches=2))
     learner.step(batch)
     groups = [[i for i, path in enumerate(paths) if path.group == task] for task in (0, 1)]
     assert len(updates) == 4
@@ -160,14 +162,16 @@ def test_every_update_of_two_epochs_of_two_minibatches(name: str) -> None:
 
 @pytest.mark.parametrize("name", CORE)
 def test_one_update_of_a_whole_batch(name: str) -> None:
-    """As the rows are run by default: prox comes from the pass that is differentiated, so every ratio to it is 1."""
-    row, method = PAIRS[name]
-    paths, batch = drawn(row.prune)
-    learner, updates = learner_of(row.but(epochs=1))
+    """As the algorithms are run by default: prox comes from the pass that is differentiated, so every ratio to it
+    is 1.
+    """
+    algorithm, method = PAIRS[name]
+    paths, batch = drawn(algorithm.prune)
+    learner, updates = learner_of(algorithm.replace(epochs=1))
     metrics = learner.step(batch)
     (want,) = wanted(method, updates[0], paths, [range(len(paths))])
     np.testing.assert_allclose(updates[0].gradient, want, **CLOSE)
-    if row.anchor == "prox":
+    if algorithm.ratio_to == "prox":
         assert metrics["ratio.min"] == metrics["ratio.max"] == 1.0
 
 
@@ -175,9 +179,9 @@ def test_one_update_of_a_whole_batch(name: str) -> None:
     "name", ["grpo", "dr_grpo", "gspo", "dppo", "olmorl", "trm", "dual", "dppo_top-1", "sequence_clip"]
 )
 def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
-    row, _ = PAIRS[name]
-    learner, _ = learner_of(row.but(epochs=4))
-    metrics = learner.step(drawn(row.prune)[1])
+    algorithm, _ = PAIRS[name]
+    learner, _ = learner_of(algorithm.replace(epochs=4))
+    metrics = learner.step(drawn(algorithm.prune)[1])
     assert metrics.get("clip.low", 0) + metrics.get("clip.high", 0) + metrics.get("masked.sequences", 0) > 0
     assert metrics["grad_norm"] > 0
 
@@ -188,7 +192,7 @@ def test_expected_update_is_the_true_gradient() -> None:
     learner, updates = learner_of(ROWS["rloo"], lr=0.0)
     total: Any = 0.0
     for paths, weight in held.batches():
-        if abs(paths[0].verdict - paths[1].verdict) < 1e-6:
+        if abs(paths[0].outcome - paths[1].outcome) < 1e-6:
             continue  # gives 0, which is tested elsewhere
         samples = tuple(sample_of(path, held.policies.mu, PROMPTS[0]) for path in paths)
         learner.step(Batch(samples=samples, max_tokens=TREE.longest, temperature=TEMPERATURE))
@@ -197,47 +201,47 @@ def test_expected_update_is_the_true_gradient() -> None:
     logp = logits(module).log_softmax(-1)
     value: Any = 0.0
     for path in held.paths[0]:
-        value = value + path.verdict * logp[list(path.at), list(path.ids)].sum().exp()
+        value = value + path.outcome * logp[list(path.at), list(path.ids)].sum().exp()
     truth = torch.cat([g.flatten() for g in torch.autograd.grad(value, list(module.parameters()))]).numpy()
     np.testing.assert_allclose(-total, truth / TREE.longest, **CLOSE)
 
 
 @pytest.mark.parametrize("name", ["kimi", "dr_grpo"])
-def test_the_optimizer_starts_anew_where_the_row_says(name: str) -> None:
-    row = ROWS[name].but(epochs=2)
-    learner, updates = learner_of(row)
+def test_the_optimizer_starts_anew_where_the_algorithm_says(name: str) -> None:
+    algorithm = ROWS[name].replace(epochs=2)
+    learner, updates = learner_of(algorithm)
     for _ in range(2):
         learner.step(drawn()[1])
-    assert [update.remembers for update in updates] == [False, True, not row.reset_optimizer, True]
+    assert [update.remembers for update in updates] == [False, True, not algorithm.reset_optimizer, True]
 
 
 @pytest.mark.parametrize("name", ["dr_grpo", "gspo", "dvp"])
 def test_an_update_of_ones_own_sees_the_same_loss_and_gradient(name: str) -> None:
-    """Through `Problem`: the gradient, times what the loss was scaled by; the loss, also at other parameters; metrics
-    that are taken down once.
+    """Through `OptimizerStep`: the gradient, times what the loss was scaled by; the loss, also at other parameters;
+    metrics that are taken down once.
     """
-    row, method = PAIRS[name]
-    paths, batch = drawn(row.prune)
+    algorithm, method = PAIRS[name]
+    paths, batch = drawn(algorithm.prune)
     seen: dict[str, Any] = {}
 
-    def halve(problem: Problem) -> dict[str, float]:
-        loss = problem.backward(lambda x: 2 * x)
-        grads = [p.grad for p in problem.parameters]
+    def halve(step: OptimizerStep) -> dict[str, float]:
+        loss = step.backward(lambda x: 2 * x)
+        grads = [p.grad for p in step.parameters]
         seen["gradient"] = torch.cat([g.flatten() for g in grads if g is not None]).numpy() / 2
-        assert problem.loss() == pytest.approx(loss, abs=1e-12)
+        assert step.loss() == pytest.approx(loss, abs=1e-12)
         with torch.no_grad():
-            for p, g in zip(problem.parameters, grads, strict=True):
+            for p, g in zip(step.parameters, grads, strict=True):
                 p -= 1e-4 * g
-        after = problem.loss()
+        after = step.loss()
         return {"loss": loss, "grad_norm": 1.0, "gain": loss - after}
 
-    piece = Piece(kind="update", name="halve", function=halve)
-    learner, updates = learner_of(row.but(update=piece))
+    piece = Piece(kind="optimizer_step", name="halve", function=halve)
+    learner, updates = learner_of(algorithm.replace(optimizer_step=piece))
     before = Update(parameters=copy.deepcopy(learner.module.state_dict()), gradient=np.zeros(0), remembers=False)
     metrics = learner.step(batch)
     (want,) = wanted(method, before, paths, [range(len(paths))])
     np.testing.assert_allclose(seen["gradient"], want, **CLOSE)
     assert not updates
     assert metrics["updates"] == learner.updates == 1
-    assert metrics["update.gain"] > 0
+    assert metrics["optimizer_step.gain"] > 0
     assert metrics["ratio.min"] == metrics["ratio.max"] == 1.0

@@ -29,7 +29,7 @@ class Steps(Protocol):
         ...
 
 
-class Forward(Protocol):
+class DecodingForward(Protocol):
     """A model over a cache of rows.
 
     Attributes:

@@ -21,13 +21,13 @@ from torch import Tensor
 
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
-from ...interfaces.tokenizer import Codec
+from ...interfaces.tokenizer import ChatTokenizer
 from ...models.layers import cache_shape
 from ...models.load import context_of, load_model
 from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
-from .decoding import BatchForward, Forward
+from .decoding import BatchForward, DecodingForward
 from .probe import choose_forward
 from .sampler import Sampler, decode_burst
 from .scoring import ScoreRequest, score_all
@@ -44,7 +44,7 @@ CACHE_BYTES = 2**31
 """What keys and values may take before a batch is decoded in several parts."""
 
 _log = logging.getLogger(__name__)
-_PLAYER: ContextVar[object] = ContextVar("quintain-player", default=None)
+_WORKER: ContextVar[object] = ContextVar("quintain-player", default=None)
 
 
 class EmbeddedEngine(TokenEngine):
@@ -78,7 +78,7 @@ class EmbeddedEngine(TokenEngine):
             slots: sequences decoded at once at most, from 1; more wait their turn.
             context: longest sequence, from 2; ``None`` (and more than that) is what the model was built for.
             device: ``auto`` is the GPU where there is one.
-            reproducible: step only when every episode announced by `attend` waits here.
+            reproducible: step only when every episode announced by `register` waits here.
             patience: seconds, more than 0, after which a reproducible engine steps all the same, and warns: some
                 episode is held up by another one that waits here.
 
@@ -88,15 +88,17 @@ class EmbeddedEngine(TokenEngine):
         _check_settings(slots, context, patience)
         loaded = load_model(model, dtype=dtype, device=device)
         self._reproducible, self._patience = reproducible, patience
-        self._open(loaded.module, loaded.codec, Snapshot(loaded.module), slots=slots, context=context)
+        self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module), slots=slots, context=context)
 
-    def _open(self, module: Any, codec: Codec, snapshot: Snapshot | None, *, slots: int, context: int | None) -> None:
-        self._module, self.codec, self._snapshot = module, codec, snapshot
+    def _open(
+        self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None, *, slots: int, context: int | None
+    ) -> None:
+        self._module, self.tokenizer, self._snapshot = module, tokenizer, snapshot
         built_for = context_of(module)
         self.context = min(context or built_for, built_for)
         self.version = 0
         self.stalls = 0
-        self._forward: Forward = choose_forward(module, self.context)
+        self._forward: DecodingForward = choose_forward(module, self.context)
         self._slots = Slots(slots)
         self._queue: list[Request] = []
         self._scores: list[ScoreRequest] = []
@@ -112,7 +114,7 @@ class EmbeddedEngine(TokenEngine):
     def sharing(
         cls,
         module: Any,
-        codec: Codec,
+        tokenizer: ChatTokenizer,
         *,
         dtype: str | None = None,
         slots: int = SLOTS,
@@ -133,7 +135,7 @@ class EmbeddedEngine(TokenEngine):
         snapshot = Snapshot.needed(module, dtype)
         engine = cls.__new__(cls)
         engine._reproducible, engine._patience = reproducible, patience
-        engine._open(module if snapshot is None else snapshot.module, codec, snapshot, slots=slots, context=context)
+        engine._open(module if snapshot is None else snapshot.module, tokenizer, snapshot, slots=slots, context=context)
         return engine
 
     @staticmethod
@@ -150,14 +152,14 @@ class EmbeddedEngine(TokenEngine):
         """Whether it decodes the learner's own tensors."""
         return self._snapshot is None
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task frees the slot.
 
         Raises:
             LimitReached: *ids* leave no room in the context.
             InfrastructureError: the forward pass failed, or gave NaN.
         """
-        request = self._request(ids, how)
+        request = self._request(ids, sampling)
         self._queue.append(request)
         self._wake()
         try:
@@ -206,14 +208,14 @@ class EmbeddedEngine(TokenEngine):
         return self.version
 
     @contextmanager
-    def attend(self) -> Iterator[None]:
+    def register(self) -> Iterator[None]:
         """Say that an episode is alive; see the class and `reproducible`."""
         self._live += 1
-        player = _PLAYER.set(object())
+        worker = _WORKER.set(object())
         try:
             yield
         finally:
-            _PLAYER.reset(player)
+            _WORKER.reset(worker)
             self._live -= 1
             self._wake()
 
@@ -228,7 +230,7 @@ class EmbeddedEngine(TokenEngine):
             score.future.cancel()
         self._clear()
 
-    def _request(self, ids: Sequence[int], how: Sampling) -> Request:
+    def _request(self, ids: Sequence[int], sampling: Sampling) -> Request:
         room = self.context - len(ids)
         if room < 1:
             raise LimitReached(
@@ -236,19 +238,19 @@ class EmbeddedEngine(TokenEngine):
             )
         if not ids:
             raise ValueError("an empty prompt: there is nothing to continue")
-        seed = how.seed if how.seed is not None else SystemRandom().getrandbits(62)
-        if how.stop not in self._matchers:  # one per set of strings, so that what it learns about tokens is kept
-            self._matchers[how.stop] = StopStrings(how.stop, self.codec)
+        seed = sampling.seed if sampling.seed is not None else SystemRandom().getrandbits(62)
+        if sampling.stop not in self._matchers:  # one per set of strings, so that what it learns about tokens is kept
+            self._matchers[sampling.stop] = StopStrings(sampling.stop, self.tokenizer)
         return Request(
             ids=tuple(ids),
-            how=how,
-            limit=min(how.max_tokens or room, room),
-            stop_ids=frozenset((*self.codec.stop_ids, *how.stop_ids)),
-            stops=self._matchers[how.stop],
-            order=(how.seed is None, how.seed or 0, tuple(ids)),
+            sampling=sampling,
+            limit=min(sampling.max_tokens or room, room),
+            stop_ids=frozenset((*self.tokenizer.stop_ids, *sampling.stop_ids)),
+            stops=self._matchers[sampling.stop],
+            order=(sampling.seed is None, sampling.seed or 0, tuple(ids)),
             random=Random(seed),  # takes in the whole seed; torch's generator keeps 32 bits of it
             future=asyncio.get_running_loop().create_future(),
-            player=_PLAYER.get(),
+            worker=_WORKER.get(),
         )
 
     def _wake(self) -> None:
@@ -294,7 +296,7 @@ class EmbeddedEngine(TokenEngine):
         asked = [*self._queue, *self._running()]
         if not self._reproducible or self._overslept:
             return bool(asked)
-        return bool(asked) and len({r.player for r in asked} - {None}) >= self._live
+        return bool(asked) and len({r.worker for r in asked} - {None}) >= self._live
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -387,7 +389,7 @@ class EmbeddedEngine(TokenEngine):
     def _first_tokens(self, rows: Sequence[int], logits: Tensor) -> None:
         requests = [self._rows_request(row) for row in rows]
         uniforms = torch.tensor([r.random.random() for r in requests], dtype=torch.float64)
-        sampler = Sampler([r.how for r in requests], logits.device)
+        sampler = Sampler([r.sampling for r in requests], logits.device)
         ids, logps = sampler.pick(logits, uniforms.to(logits.device))
         for row, token, logp in zip(rows, ids.tolist(), logps.tolist(), strict=True):
             self._rows_request(row).take([token], [logp], self.version)

@@ -10,12 +10,12 @@ import torch
 
 from ...models.layers import Decoder, has_windows
 from ...models.probe import agree, log_probs, plain_log_probs
-from .decoding import BatchForward, Forward, LayerForward, ModuleForward
+from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
 
 _log = logging.getLogger(__name__)
 
 
-def choose_forward(module: Any, context: int) -> Forward:
+def choose_forward(module: Any, context: int) -> DecodingForward:
     """The fastest way to run *module* that agrees with its plain forward.
 
     In this order: over its layers, its own forward with our cache, fixed batches.
@@ -31,7 +31,7 @@ def choose_forward(module: Any, context: int) -> Forward:
 
 
 @torch.inference_mode()
-def agrees(forward: Forward, module: Any) -> bool:
+def agrees(forward: DecodingForward, module: Any) -> bool:
     """Whether two prompts of different lengths, prefilled and decoded together, get the plain forward's log-probs."""
     vocabulary = module.get_input_embeddings().weight.shape[0]
     ids = [[(7 * i + 3) % vocabulary for i in range(9)], [(5 * i + 1) % vocabulary for i in range(5)]]

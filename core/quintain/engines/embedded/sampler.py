@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...types.sampling import Sampling
-from .decoding import Forward
+from .decoding import DecodingForward
 from .slots import Request
 
 BURST_SECONDS = 0.04
@@ -18,7 +18,9 @@ BURST_SECONDS = 0.04
 BURST_STEPS = 64
 
 
-def decode_burst(forward: Forward, requests: Sequence[Request | None]) -> tuple[list[list[int]], list[list[float]]]:
+def decode_burst(
+    forward: DecodingForward, requests: Sequence[Request | None]
+) -> tuple[list[list[int]], list[list[float]]]:
     """Step all rows together until one may have ended; per row its tokens and log-probs, one of each per step.
 
     Rows without a request are stepped along in a fixed batch, and their tokens dropped.
@@ -28,7 +30,7 @@ def decode_burst(forward: Forward, requests: Sequence[Request | None]) -> tuple[
     stop_ids = frozenset().union(*(r.stop_ids for r in live))
     with_stop_strings = [(row, r) for row, r in enumerate(requests) if r is not None and r.stops]
     rows = [r or live[0] for r in requests]
-    sampler = Sampler([r.how for r in rows], forward.device)
+    sampler = Sampler([r.sampling for r in rows], forward.device)
     steps = forward.steps([len(r.cached) for r in rows], count)
     ids = torch.tensor([r.tokens[-1] for r in rows], device=forward.device)
     tokens: list[list[int]] = []
@@ -55,13 +57,13 @@ class Sampler:
             where all are 1.
     """
 
-    def __init__(self, hows: Sequence[Sampling], device: torch.device) -> None:
-        self.greedy = [i for i, how in enumerate(hows) if how.temperature == 0]
-        self.truncated = [i for i, how in enumerate(hows) if how.truncates and how.temperature > 0]
-        self._hows = hows
-        self._all_greedy = len(self.greedy) == len(hows)
-        wanted = [how.temperature or 1.0 for how in hows]
-        prunes = [how.prune for how in hows]
+    def __init__(self, samplings: Sequence[Sampling], device: torch.device) -> None:
+        self.greedy = [i for i, sampling in enumerate(samplings) if sampling.temperature == 0]
+        self.truncated = [i for i, sampling in enumerate(samplings) if sampling.truncates and sampling.temperature > 0]
+        self._hows = samplings
+        self._all_greedy = len(self.greedy) == len(samplings)
+        wanted = [sampling.temperature or 1.0 for sampling in samplings]
+        prunes = [sampling.prune for sampling in samplings]
         self.prunes = torch.tensor(prunes, device=device)[:, None] if any(prunes) else None
         self.temperatures = None if set(wanted) == {1.0} else torch.tensor(wanted, device=device)[:, None]
 
@@ -98,7 +100,7 @@ def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     return found.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
 
-def truncate(probs: Tensor, how: Sampling) -> Tensor:
+def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
     """*probs* [V] with everything outside top-k, top-p and min-p set to 0 (not renormalised).
 
     Top-k first, then top-p over what is left, as in transformers; min-p is relative to the likeliest token. The
@@ -106,13 +108,13 @@ def truncate(probs: Tensor, how: Sampling) -> Tensor:
     """
     sorted_probs, order = probs.sort(descending=True, stable=True)
     keep = torch.ones_like(sorted_probs, dtype=torch.bool)
-    if how.top_k:
-        keep[how.top_k :] = False
-    if how.top_p < 1:
+    if sampling.top_k:
+        keep[sampling.top_k :] = False
+    if sampling.top_p < 1:
         left = sorted_probs * keep
         before = left.cumsum(0) - left
-        keep &= before < how.top_p * left.sum()
-    if how.min_p:
-        keep &= sorted_probs >= how.min_p * sorted_probs[0]
+        keep &= before < sampling.top_p * left.sum()
+    if sampling.min_p:
+        keep &= sorted_probs >= sampling.min_p * sorted_probs[0]
     keep[0] = True
     return torch.zeros_like(probs).scatter_(0, order, sorted_probs * keep)

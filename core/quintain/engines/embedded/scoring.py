@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .decoding import Forward, padded
+from .decoding import DecodingForward, padded
 
 PASS_TOKENS = 4096
 """Tokens, padding included, of one forward pass."""
@@ -28,7 +28,7 @@ class ScoreRequest:
     future: asyncio.Future[list[float]]
 
 
-async def score_all(forward: Forward, requests: Sequence[ScoreRequest]) -> None:
+async def score_all(forward: DecodingForward, requests: Sequence[ScoreRequest]) -> None:
     """Answer *requests*, in passes of similar length, giving way to the event loop between them."""
     ordered = sorted(requests, key=lambda r: (len(r.ids), r.ids, r.start))
     try:
@@ -46,7 +46,7 @@ async def score_all(forward: Forward, requests: Sequence[ScoreRequest]) -> None:
         raise
 
 
-def _score_pass(forward: Forward, batch: Sequence[ScoreRequest]) -> None:
+def _score_pass(forward: DecodingForward, batch: Sequence[ScoreRequest]) -> None:
     """One forward pass over the distinct sequences of *batch*; only the positions asked for reach the output layer."""
     hidden_NTD = forward.hidden(padded([r.ids[:-1] or r.ids for r in batch], forward.device))
     rows = [i for i, r in enumerate(batch) for _ in r.ids[r.start :]]
@@ -61,7 +61,7 @@ def _score_pass(forward: Forward, batch: Sequence[ScoreRequest]) -> None:
             request.future.set_result(answer)
 
 
-def _log_probs(forward: Forward, hidden: Tensor, wanted: Tensor, temperatures: Tensor) -> list[float]:
+def _log_probs(forward: DecodingForward, hidden: Tensor, wanted: Tensor, temperatures: Tensor) -> list[float]:
     out: list[float] = []
     size = max(1, LOGITS // forward.vocab_size)
     for part, ids, temperature in zip(hidden.split(size), wanted.split(size), temperatures.split(size), strict=True):

@@ -32,14 +32,14 @@ class Request:
     """
 
     ids: tuple[int, ...]
-    how: Sampling
+    sampling: Sampling
     limit: int
     stop_ids: frozenset[int]
     stops: StopStrings
     order: tuple[object, ...]
     random: Random
     future: asyncio.Future[Sampled]
-    player: object = None
+    worker: object = None
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Row:
+class CacheRow:
     """A row of the cache: who decodes in it, and which tokens it holds."""
 
     request: Request | None = None
@@ -96,7 +96,7 @@ class Slots:
     """The rows, at most *count* of them."""
 
     def __init__(self, count: int) -> None:
-        self.rows = [Row() for _ in range(count)]
+        self.rows = [CacheRow() for _ in range(count)]
 
     @property
     def live(self) -> list[int]:
@@ -161,7 +161,7 @@ class Slots:
                 source = live.pop()
                 request = self.rows[source].request
                 assert request is not None
-                self.rows[target], self.rows[source] = Row(request, request.ids), Row()
+                self.rows[target], self.rows[source] = CacheRow(request, request.ids), CacheRow()
                 moves.append((source, target, len(request.cached)))
         return moves
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...interfaces.tokenizer import Codec
+from ...interfaces.tokenizer import ChatTokenizer
 
 _SLACK = 8
 """Tokens decoded beyond the length of the string in bytes, for tokens that decode to nothing."""
@@ -17,9 +17,9 @@ class StopStrings:
     look-up.
     """
 
-    def __init__(self, stops: tuple[str, ...], codec: Codec) -> None:
+    def __init__(self, stops: tuple[str, ...], tokenizer: ChatTokenizer) -> None:
         self._stops = tuple(s for s in stops if s)
-        self._codec = codec
+        self._tokenizer = tokenizer
         self._window = max((len(s.encode()) for s in stops), default=0) + _SLACK
         self._may_end: dict[int, bool] = {}
 
@@ -30,7 +30,7 @@ class StopStrings:
         """Whether *token* could complete a string; parts of a character always could."""
         known = self._may_end.get(token)
         if known is None:
-            text = self._codec.decode([token])
+            text = self._tokenizer.decode([token])
             known = "\N{REPLACEMENT CHARACTER}" in text or any(s[-1] in text for s in self._stops)
             self._may_end[token] = known
         return known
@@ -39,6 +39,6 @@ class StopStrings:
         """The stop string that the newest of *tokens* completes; the earliest in the text if several."""
         if not self.may_end(tokens[-1]):
             return None
-        text = self._codec.decode(tokens[-self._window :])
+        text = self._tokenizer.decode(tokens[-self._window :])
         places = [(text.find(s), s) for s in self._stops if s in text]
         return min(places)[1] if places else None

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
-from ...interfaces.algorithm import Row
+from ...interfaces.algorithm import Algorithm
 from ...interfaces.pieces import advantage, per_group
 from ..batch import Batch, Sample
 
@@ -44,7 +44,7 @@ class Step:
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
-        """Indices of each group's members."""
+        """Indices of each group's samples."""
         return self.batch.groups
 
     @property
@@ -76,13 +76,13 @@ def standardise(rewards: Sequence[float], epsilon: float, ddof: int, tolerance: 
     return [c / (std + epsilon) for c in centred]
 
 
-def remark_on_spread(row: Row) -> str | None:
+def remark_on_spread(algorithm: Algorithm) -> str | None:
     """The remark of an advantage that divides by the spread of its group's rewards."""
-    if not row.kl.in_reward or row.admission.name == "varied":
+    if not algorithm.kl.in_reward or algorithm.group_filter.name == "varied":
         return None
     return (
-        f"{row.advantage!r} divides by the spread of the group: where all answers earn the same, that of the KL "
-        "penalty alone, so such groups train on it at full size; admit varied groups only"
+        f"{algorithm.advantage!r} divides by the spread of the group: where all answers earn the same, that of the KL "
+        "penalty alone, so such groups train on it at full size; accept varied groups only"
     )
 
 
@@ -121,19 +121,19 @@ def raw(step: Step) -> list[float]:
     return list(step.rewards)
 
 
-Over = Literal["batch", "environment"]
+NormalisedOver = Literal["batch", "environment"]
 
 
 @advantage
-def batch_mean(step: Step, *, over: Over = "batch", tolerance: float = TOLERANCE) -> list[float]:
+def batch_mean(step: Step, *, over: NormalisedOver = "batch", tolerance: float = TOLERANCE) -> list[float]:
     """R - mean(batch). Its expectation is (N - 1) / N of the true gradient for N independent samples of one task.
 
     Args:
         over: ``environment``: the mean of the samples of the same environment.
     """
     out = [0.0] * len(step.rewards)
-    for members in parts_of(step, over):
-        for i, value in zip(members, centre([step.rewards[i] for i in members], tolerance), strict=True):
+    for indices in parts_of(step, over):
+        for i, value in zip(indices, centre([step.rewards[i] for i in indices], tolerance), strict=True):
             out[i] = value
     return out
 
@@ -152,7 +152,7 @@ def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[floa
     return [reward - baseline for reward in step.rewards], after
 
 
-def parts_of(step: Step, over: Over) -> list[list[int]]:
+def parts_of(step: Step, over: NormalisedOver) -> list[list[int]]:
     """Indices of the samples that are taken together: all, or those of each environment."""
     if over not in ("batch", "environment"):
         raise UsageError(f"over is {over!r}; expected batch or environment")

@@ -48,8 +48,8 @@ def constant(batch: Batch, *, length: int | None = None) -> list[float]:
 def prompt(batch: Batch) -> list[float]:
     """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL, 2510.13786)."""
     weights = [0.0] * len(batch.samples)
-    for members in batch.groups:
-        tokens = sum(batch.samples[i].tokens for i in members)
-        for i in members:
+    for indices in batch.groups:
+        tokens = sum(batch.samples[i].tokens for i in indices)
+        for i in indices:
             weights[i] = 1 / (len(batch.groups) * max(1, tokens))
     return weights

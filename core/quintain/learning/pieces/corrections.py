@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from ...interfaces.pieces import correction
-from ..terms import Terms
+from ..loss_inputs import LossInputs
 
 
 @correction(name="none")
-def uncorrected(t: Terms) -> Tensor:
+def uncorrected(t: LossInputs) -> Tensor:
     """Weight 1: mu and prox are taken to be one policy."""
     return torch.ones_like(t.mu_logp)
 
 
 @correction
-def tis(t: Terms, *, cap: float = 2.0) -> Tensor:
+def tis(t: LossInputs, *, cap: float = 2.0) -> Tensor:
     """min(prox / mu, cap) per token: truncated importance sampling (Yao et al. 2025; cap 2 as in verl and
     open-instruct).
     """

@@ -10,22 +10,22 @@ from torch import Tensor
 from ...errors import UsageError
 from ...interfaces.algorithm import KL
 from ...interfaces.pieces import objective
-from ..terms import Terms
+from ..loss_inputs import LossInputs
 
 
 @objective(reads=(), idle=True)
-def policy_gradient(t: Terms) -> Tensor:
+def policy_gradient(t: LossInputs) -> Tensor:
     """-A log theta: the likelihood-ratio gradient (Williams 1992), without a ratio."""
     return -t.advantage * t.logp
 
 
-Told = tuple[Tensor, dict[str, Tensor]]
+WithMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
 @objective(idle=True)
-def importance(t: Terms) -> Tensor:
-    """-r A, r = theta / anchor per token: the surrogate before any trust region. At theta = anchor its gradient is the
-    policy gradient; elsewhere its variance grows with the ratio.
+def importance(t: LossInputs) -> Tensor:
+    """-r A, r = theta / ratio_to per token: the surrogate before any trust region. At theta = ratio_to its gradient is
+    the policy gradient; elsewhere its variance grows with the ratio.
     """
     return -t.ratio() * t.advantage
 
@@ -37,9 +37,9 @@ def check_dual(*, low: float, high: float | None, dual: float | None) -> None:
 
 
 @objective(idle=True, check=check_dual)
-def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / anchor per token (Schulman et al. 2017, 1707.06347, equation
-    7).
+def ppo_clip(t: LossInputs, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> WithMetrics:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), r = theta / ratio_to per token (Schulman et al. 2017, 1707.06347,
+    equation 7).
 
     Args:
         low: below 1.
@@ -50,7 +50,7 @@ def ppo_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: flo
     return clip_terms(t.log_ratio(), t.advantage, low, high, dual)
 
 
-def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> Told:
+def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> WithMetrics:
     """-r A, held at a bound where the clip says so.
 
     A held ratio may have overflowed (products over long samples do), and 0 times infinity is no number: it is left out
@@ -80,7 +80,7 @@ def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tens
     return log_ratio.square() / 2 if estimator == "k2" else torch.expm1(-log_ratio) + log_ratio
 
 
-def kl_terms(t: Terms, kl: KL) -> Tensor:
+def kl_terms(t: LossInputs, kl: KL) -> Tensor:
     """The KL term of each token for the loss, [N]; see `KL` for what its gradient is."""
     assert t.ref_logp is not None
     value = kl_estimate(t.logp - t.ref_logp, kl.estimator)

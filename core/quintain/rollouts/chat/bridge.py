@@ -9,21 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...interfaces.tokenizer import Codec, Offsets
+from ...interfaces.tokenizer import ChatTokenizer, Offsets
 from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
-from ...types.transcript import Recorder, Sampled, Source, Transcript
+from ...types.transcript import Recorder, Sampled, TokenSource, Transcript
 from .tool_calls import parse
 
-_SOURCES = {"system": Source.PROMPT, "user": Source.PROMPT, "tool": Source.TOOL, "assistant": Source.COPY}
+_SOURCES = {
+    "system": TokenSource.PROMPT,
+    "user": TokenSource.PROMPT,
+    "tool": TokenSource.TOOL,
+    "assistant": TokenSource.COPY,
+}
 
 
 class Conversation:
-    """One seat's messages and its tokens, kept in step."""
+    """One player's messages and its tokens, kept in step."""
 
-    def __init__(self, codec: Codec, tools: Sequence[ToolSpec] = ()) -> None:
-        self.codec = codec
+    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = ()) -> None:
+        self.tokenizer = tokenizer
         self.tools = tuple(tools)
         self._messages: list[Message] = []
         self._rendered = 0
@@ -36,13 +41,13 @@ class Conversation:
 
     def prompt(self) -> list[int]:
         """The ids to continue: the record brought up to the last message."""
-        text = self.codec.render(self._messages, self.tools, prompt=True)
+        text = self.tokenizer.render(self._messages, self.tools, prompt=True)
         if self._text and text.startswith(self._text):
             new = text[len(self._text) :]
-            ids, spans = self.codec.encode_with_offsets(new)
+            ids, spans = self.tokenizer.encode_with_offsets(new)
             self._recorder.add(ids, _sources(new, spans, self._messages[self._rendered :]))
         else:
-            ids, spans = self.codec.encode_with_offsets(text)
+            ids, spans = self.tokenizer.encode_with_offsets(text)
             sources = _sources(text, spans, self._messages)
             if self._text:
                 self._recorder.branch(ids, sources)
@@ -51,11 +56,11 @@ class Conversation:
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
 
-    def said(self, sampled: Sampled) -> str:
+    def add_sampled(self, sampled: Sampled) -> str:
         """Record a turn of the policy; its text, without what ended it."""
         self._recorder.sampled(sampled)
-        self._text += self.codec.decode(sampled.ids)
-        text = spoken(self.codec, sampled)
+        self._text += self.tokenizer.decode(sampled.ids)
+        text = spoken(self.tokenizer, sampled)
         # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was
         # sampled.
         self._messages.append(Message("assistant", text))
@@ -64,29 +69,29 @@ class Conversation:
 
     def transcript(self, policy: str, temperature: float) -> Transcript:
         """The record so far."""
-        return self._recorder.transcript(policy=policy, codec=self.codec.name, temperature=temperature)
+        return self._recorder.transcript(policy=policy, tokenizer=self.tokenizer.name, temperature=temperature)
 
 
-def spoken(codec: Codec, sampled: Sampled) -> str:
+def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
     """The text of a sampled turn without the stop token or stop string that ended it."""
     ids = sampled.ids
     if ids and sampled.finish == "stop" and isinstance(sampled.stop, int) and ids[-1] == sampled.stop:
         ids = ids[:-1]
-    text = codec.decode(ids)
+    text = tokenizer.decode(ids)
     if sampled.finish == "stop" and isinstance(sampled.stop, str):
         cut = text.rfind(sampled.stop)
         text = text[:cut] if cut >= 0 else text
     return text
 
 
-def stops(codec: Codec, how: Sampling) -> Sampling:
-    """*how* with what ends a turn for this codec added."""
-    return how.but(stop=(*how.stop, *codec.stops), stop_ids=(*how.stop_ids, *codec.stop_ids))
+def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
+    """*sampling* with what ends a turn for this tokenizer added."""
+    return sampling.replace(stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids))
 
 
 def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
     """The source of each token: that of the message whose content it touches, else the template's."""
-    regions: list[tuple[int, int, Source]] = []
+    regions: list[tuple[int, int, TokenSource]] = []
     at = 0
     for m in messages:
         start, end = _find(text, at, (m.content, m.content.strip(), parse(m.content).reply))
@@ -99,7 +104,7 @@ def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int
         while k < len(regions) and regions[k][1] <= start:
             k += 1
         inside = k < len(regions) and end > regions[k][0]
-        out.append(int(regions[k][2]) if inside else int(Source.TEMPLATE))
+        out.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
     return out
 
 

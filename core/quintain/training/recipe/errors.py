@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ...errors import did_you_mean
-from .load import KEY, Layer, holder
+from .load import KEY, RecipeLayer, holder
 
 Loc = Sequence[int | str]
 
@@ -42,7 +42,7 @@ def describe(
     error: ValidationError,
     model: type[BaseModel],
     *,
-    found: Sequence[Layer],
+    found: Sequence[RecipeLayer],
     typed: Mapping[tuple[str, ...], str],
 ) -> str:
     """One line for each thing that is wrong, with the file of *found* and the line where it stands; *typed* are

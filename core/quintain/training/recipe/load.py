@@ -13,7 +13,7 @@ from ...errors import RecipeError, did_you_mean
 KEY = "extends"
 
 
-class Layer(NamedTuple):
+class RecipeLayer(NamedTuple):
     """One of the recipes that make up a run's: what errors call it, its TOML, what that says, and what it extends."""
 
     source: str
@@ -22,7 +22,7 @@ class Layer(NamedTuple):
     extends: Any = None
 
 
-def layers(text: str, source: str, folder: Path) -> list[Layer]:
+def layers(text: str, source: str, folder: Path) -> list[RecipeLayer]:
     """The recipe *text*, the one that it extends, and so on.
 
     Args:
@@ -44,12 +44,12 @@ def layers(text: str, source: str, folder: Path) -> list[Layer]:
     return found
 
 
-def _layer(text: str, source: str) -> Layer:
+def _layer(text: str, source: str) -> RecipeLayer:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         raise RecipeError(f"{source} is not TOML: {e}") from e
-    return Layer(source, text, data, data.pop(KEY, None))
+    return RecipeLayer(source, text, data, data.pop(KEY, None))
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
@@ -80,7 +80,7 @@ def bundled(name: str) -> str:
     return (_RECIPES / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def merged(found: Sequence[Layer]) -> dict[str, Any]:
+def merged(found: Sequence[RecipeLayer]) -> dict[str, Any]:
     """What *found* (the recipe first, then what it extends) says together.
 
     Tables are merged key by key and lists replaced; the first that has a key wins. Where a table takes another ``use``,
@@ -103,9 +103,9 @@ def _over(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def holder(found: Sequence[Layer], loc: Sequence[int | str]) -> Layer:
+def holder(found: Sequence[RecipeLayer], loc: Sequence[int | str]) -> RecipeLayer:
     """The one of *found* that has the key *loc*, or gets nearest to it; of several the first, since its word counts."""
-    at: list[tuple[Layer, Any]] = [(layer, layer.data) for layer in found]
+    at: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in found]
     for part in loc:
         deeper = [(layer, data[part]) for layer, data in at if _has(data, part)]
         if not deeper:

@@ -29,7 +29,7 @@ from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
 from .errors import describe
 from .load import KEY as EXTENDS
-from .load import Layer, layers, merged
+from .load import RecipeLayer, layers, merged
 
 Name = Annotated[str, Field(min_length=1)]
 Args = dict[str, Any]
@@ -122,7 +122,7 @@ class EngineTable(ComponentTable):
 
 
 class AlgorithmTable(ComponentTable):
-    """``[algorithm]``. *use* names a row of the preset table, *args* override its settings and pieces."""
+    """``[algorithm]``. *use* names an algorithm of the table of algorithms, *args* override its settings and pieces."""
 
     use: Name = "dr_grpo"
 
@@ -173,29 +173,31 @@ class SamplingTable(_Table):
             )
         return self
 
-    def how(self) -> Sampling:
+    def to_sampling(self) -> Sampling:
         """For the engine."""
         return Sampling(temperature=self.temperature, max_tokens=self.max_tokens, stop=self.stop)
 
 
 class BatchTable(_Table):
-    """``[batch]``: *groups* tasks a step with *members* rollouts each.
+    """``[batch]``: *prompts* tasks a step with *group_size* rollouts each.
 
-    A group with fewer than *min_members* valid members is dropped; left out, the algorithm says how many it takes. An
-    episode that failed through our fault is tried *retries* times more. *concurrency* bounds the episodes that run at
-    once; left out, the engine says.
+    A group with fewer than *min_group_size* valid samples is dropped; left out, the algorithm says how many it takes.
+    An episode that failed through our fault is tried *retries* times more. *concurrency* bounds the episodes that run
+    at once; left out, the engine says.
     """
 
-    groups: int = Field(default=32, ge=1)
-    members: int = Field(default=8, ge=1)
-    min_members: int | None = Field(default=None, ge=1)
+    prompts: int = Field(default=32, ge=1)
+    group_size: int = Field(default=8, ge=1)
+    min_group_size: int | None = Field(default=None, ge=1)
     retries: int = Field(default=1, ge=0)
     concurrency: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _enough(self) -> BatchTable:
-        if self.min_members is not None and self.min_members > self.members:
-            raise ValueError(f"min_members is {self.min_members}; expected at most members, which is {self.members}")
+        if self.min_group_size is not None and self.min_group_size > self.group_size:
+            raise ValueError(
+                f"min_group_size is {self.min_group_size}; expected at most group_size, which is {self.group_size}"
+            )
         return self
 
 
@@ -204,7 +206,7 @@ class LearnerTable(_Table):
 
     *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
 
-    *float32_head* computes logits in float32 also where *precision* is not; a row may ask for it too.
+    *float32_head* computes logits in float32 also where *precision* is not; an algorithm may ask for it too.
     """
 
     use: Name = "torch"
@@ -243,9 +245,11 @@ class EvaluationTable(_Table):
     max_tokens: int | None = Field(default=None, ge=1)
     test: FinalTable = FinalTable()
 
-    def how(self, sampling: SamplingTable) -> Sampling:
+    def to_sampling(self, sampling: SamplingTable) -> Sampling:
         """For the engine; *sampling* says the rest."""
-        return sampling.how().but(temperature=self.temperature, max_tokens=self.max_tokens or sampling.max_tokens)
+        return sampling.to_sampling().replace(
+            temperature=self.temperature, max_tokens=self.max_tokens or sampling.max_tokens
+        )
 
 
 class CheckpointTable(_Table):
@@ -265,8 +269,8 @@ class RolloutsTable(_Table):
 class StopTable(_Table):
     """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes* in all.
 
-    *samples* and *tokens* are what training and probing sampled, *seconds* what they and the updates took, without
-    measuring: the budgets of `quintain compare`. The step that passes one is the last.
+    *samples* and *tokens* are what training and measuring difficulty sampled, *seconds* what they and the updates took,
+    without measuring: the budgets of `quintain compare`. The step that passes one is the last.
     """
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
@@ -334,7 +338,7 @@ class Recipe(_Table):
         cls,
         data: Mapping[str, Any],
         *,
-        found: Sequence[Layer] = (),
+        found: Sequence[RecipeLayer] = (),
         raw: Mapping[tuple[str, ...], str] | None = None,
     ) -> Recipe:
         """Check plain *data*.
@@ -352,14 +356,16 @@ class Recipe(_Table):
         except ValidationError as e:
             texts = {p for x in e.errors() if x["type"] == "string_type" and (p := _path(x["loc"])) in typed}
             if not texts:
-                raise RecipeError(describe(e, cls, found=found or [Layer("recipe", "", data)], typed=typed)) from None
+                raise RecipeError(
+                    describe(e, cls, found=found or [RecipeLayer("recipe", "", data)], typed=typed)
+                ) from None
         fixed = _copy(data)
         for path in texts:
             put(fixed, path, typed.pop(path))
         return cls.of(fixed, found=found, raw=typed)
 
-    def but(self, values: Mapping[str, Any]) -> Recipe:
-        """A checked copy with *values* by dotted path: ``recipe.but({"run.name": "first"})``."""
+    def replace(self, values: Mapping[str, Any]) -> Recipe:
+        """A checked copy with *values* by dotted path: ``recipe.replace({"run.name": "first"})``."""
         data = _without_empty(self.model_dump())
         for path, value in values.items():
             put(data, tuple(path.split(".")), value)

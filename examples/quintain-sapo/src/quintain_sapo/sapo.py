@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from quintain import KL, objective
-from quintain.learning import PRESETS, Terms
+from quintain.learning import ALGORITHMS, LossInputs
 
 
 @objective(idle=True)
-def sapo(t: Terms, *, positive: float = 1.0, negative: float = 1.05) -> Tensor:
-    """-(4 / tau) sigmoid(tau (r - 1)) A, r = theta / anchor per token (SAPO, 2511.20347).
+def sapo(t: LossInputs, *, positive: float = 1.0, negative: float = 1.05) -> Tensor:
+    """-(4 / tau) sigmoid(tau (r - 1)) A, r = theta / ratio_to per token (SAPO, 2511.20347).
 
     Args:
         positive, negative: tau for advantages above 0, and for all others.
@@ -19,7 +19,7 @@ def sapo(t: Terms, *, positive: float = 1.0, negative: float = 1.05) -> Tensor:
 
 
 SAPO = replace(
-    PRESETS["grpo"],
+    ALGORITHMS["grpo"],
     name="sapo",
     summary="GRPO with a sigmoid gate on the ratio instead of the clip, steeper for negative advantages.",
     source="Gao et al. 2025, arXiv 2511.20347",

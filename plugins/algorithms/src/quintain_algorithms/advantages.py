@@ -10,11 +10,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from quintain import Replay, Row, Sampled, Sampling, TokenEngine, Weights, advantage, need, per_group
+from quintain import Algorithm, Replay, Sampled, Sampling, TokenEngine, Weights, advantage, need, per_group
 from quintain.errors import UsageError
 from quintain.learning import Sample, Step, advantages
 
-Over = Literal["batch", "environment"]
+NormalisedOver = Literal["batch", "environment"]
 TOLERANCE = advantages.TOLERANCE
 
 
@@ -23,7 +23,7 @@ class Greedy(TokenEngine):
 
     def __init__(self, engine: TokenEngine) -> None:
         self._engine = engine
-        self.codec, self.context, self.name = engine.codec, engine.context, engine.name
+        self.tokenizer, self.context, self.name = engine.tokenizer, engine.context, engine.name
 
     @property
     def version(self) -> int:  # type: ignore[override]
@@ -33,11 +33,11 @@ class Greedy(TokenEngine):
     def concurrency(self) -> int | None:
         return self._engine.concurrency
 
-    def attend(self) -> AbstractContextManager[None]:
-        return self._engine.attend()
+    def register(self) -> AbstractContextManager[None]:
+        return self._engine.register()
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
-        return await self._engine.sample(ids, how.but(temperature=0.0))
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        return await self._engine.sample(ids, sampling.replace(temperature=0.0))
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
         return await self._engine.score(ids, start, temperature)
@@ -56,20 +56,20 @@ async def greedy(
 
     A group whose greedy episode failed through our fault gets 0.
     """
-    played = await replay([(members[0], Greedy(engine)) for members in step.groups])
+    played = await replay([(indices[0], Greedy(engine)) for indices in step.groups])
     out = [0.0] * len(step.rewards)
-    for members, rollout in zip(step.groups, played, strict=True):
-        for i in members if rollout.valid else ():
+    for indices, rollout in zip(step.groups, played, strict=True):
+        for i in indices if rollout.valid else ():
             gap = step.rewards[i] - rollout.total
             out[i] = gap if abs(gap) > tolerance else 0.0
     return out
 
 
-def _fits_no_penalty(row: Row) -> None:
-    if row.alters_reward:
+def _fits_no_penalty(algorithm: Algorithm) -> None:
+    if algorithm.alters_reward:
         raise UsageError(
-            f"algorithm {row.name!r}: {row.advantage!r} takes rewards that are not negative, and a KL term or a length "
-            "punishment in the reward makes them so; set kl.where = 'loss' and overlong = 0"
+            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} takes rewards that are not negative, and a KL "
+            "term or a length punishment in the reward makes them so; set kl.where = 'loss' and overlong = 0"
         )
 
 
@@ -81,7 +81,7 @@ def maxrl(
 
     log p = -sum_k (1 - p)^k / k. For rewards of 0 or 1 and groups of G, averaged over the samples: ``success`` is
     R / mean and climbs the first G terms, its expectation is (1 - (1 - p)^G) / p times grad p; ``centred`` is
-    (R - mean) / mean, of less variance, and climbs the first G - 1. Both are 0 where no member succeeds; ``centred``
+    (R - mean) / mean, of less variance, and climbs the first G - 1. Both are 0 where no sample succeeds; ``centred``
     also where all do. Other rewards must not be negative.
 
     Raises:
@@ -98,7 +98,9 @@ def maxrl(
 
 
 @advantage
-def batch_norm(step: Step, *, over: Over = "batch", epsilon: float = 1e-4, tolerance: float = TOLERANCE) -> list[float]:
+def batch_norm(
+    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-4, tolerance: float = TOLERANCE
+) -> list[float]:
     """(R - mean(group)) / (spread + epsilon), the spread being that of the centred rewards of the whole batch (ScaleRL,
     2510.13786, section 3.2; Magistral). ddof 0. TRL's ``scale_rewards="batch"`` takes the spread of the raw
     rewards, with ddof 1.
@@ -113,7 +115,7 @@ def batch_norm(step: Step, *, over: Over = "batch", epsilon: float = 1e-4, toler
 
 @advantage
 def reinforce_pp_baseline(
-    step: Step, *, over: Over = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE
+    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE
 ) -> list[float]:
     """R - mean(group), then less the mean and over the spread of the batch, each sample weighing as many times as it
     has tokens (REINFORCE++-baseline, 2501.03262, section 3.2; ddof 0 as in OpenRLHF, verl takes 1).
@@ -126,7 +128,9 @@ def reinforce_pp_baseline(
 
 
 @advantage
-def reinforce_pp(step: Step, *, over: Over = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE) -> Tensor:
+def reinforce_pp(
+    step: Step, *, over: NormalisedOver = "batch", epsilon: float = 1e-8, tolerance: float = TOLERANCE
+) -> Tensor:
     """Return-to-go per token, less the mean and over the spread of all tokens of the batch (REINFORCE++, 2501.03262,
     equations 3 to 5), [N].
 
@@ -139,8 +143,8 @@ def reinforce_pp(step: Step, *, over: Over = "batch", epsilon: float = 1e-8, tol
     """
     value, sample = advantages.returns(step), step.sample_of_tokens
     out = torch.zeros_like(value)
-    for members in advantages.parts_of(step, over):
-        part = torch.isin(sample, torch.tensor(members))
+    for indices in advantages.parts_of(step, over):
+        part = torch.isin(sample, torch.tensor(indices))
         held = value[part]
         if not advantages.is_constant(held.tolist(), tolerance):
             out[part] = (held - held.mean()) / (held.std(correction=0) + epsilon)
@@ -156,11 +160,11 @@ def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance:
     without any this is `group_norm`.
     """
     tensors: list[Tensor] = [torch.zeros(0, dtype=torch.float64)] * len(step.batch.samples)
-    for members in step.groups:
-        scored = [_scored_turns(step.batch.samples[i], step.rewards[i]) for i in members]
+    for indices in step.groups:
+        scored = [_scored_turns(step.batch.samples[i], step.rewards[i]) for i in indices]
         flat = [score for turns in scored for _, score in turns]
         values = iter(advantages.standardise(flat, epsilon, ddof, tolerance))
-        for i, turns in zip(members, scored, strict=True):
+        for i, turns in zip(indices, scored, strict=True):
             gains = [next(values) for _ in turns]
             after = [math.fsum(gains[k:]) for k in range(len(gains))]
             tensors[i] = torch.tensor(after, dtype=torch.float64).repeat_interleave(
@@ -173,9 +177,9 @@ def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance:
 def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     """Return-to-go less the baseline of least variance at each place: OTB (2602.07078), [N].
 
-    At place t of a group: B = sum_i G_i W_i / sum_i W_i over the members that have a token there, G_i their return from
+    At place t of a group: B = sum_i G_i W_i / sum_i W_i over the samples that have a token there, G_i their return from
     t on and W_i = sum_{j <= t} (1 - 2 prox_j + sum_v prox_v^2), the squared gradient of the logits so far, as a proxy
-    for that of the parameters. B holds the sample itself, so the update has a bias of order 1 / G; where one member is
+    for that of the parameters. B holds the sample itself, so the update has a bias of order 1 / G; where one sample is
     left B is its return, and its advantage 0.
     """
     gain, sample = advantages.returns(step), step.sample_of_tokens
@@ -187,20 +191,20 @@ def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     for count in counts:
         starts.append(starts[-1] + count)
     assert sample.shape[0] == starts[-1]
-    for members in step.groups:
-        if advantages.is_constant([step.rewards[i] for i in members], tolerance) and step.penalty is None:
-            turns = [advantages.turn_rewards(step.batch.samples[i], step.rewards[i]) for i in members]
+    for indices in step.groups:
+        if advantages.is_constant([step.rewards[i] for i in indices], tolerance) and step.penalty is None:
+            turns = [advantages.turn_rewards(step.batch.samples[i], step.rewards[i]) for i in indices]
             if all(one[:-1] == turns[0][:-1] for one in turns):  # else returns differ on the way to the same total
                 continue
-        longest = max(counts[i] for i in members)
+        longest = max(counts[i] for i in indices)
         weighed, total = torch.zeros(longest, dtype=torch.float64), torch.zeros(longest, dtype=torch.float64)
-        for i in members:
+        for i in indices:
             part = slice(starts[i], starts[i + 1])
             weight = proxy[part].cumsum(0)
             weighed[: counts[i]] += gain[part] * weight
             total[: counts[i]] += weight
         baseline = weighed / total.clamp(min=torch.finfo(torch.float64).tiny)
-        for i in members:
+        for i in indices:
             part = slice(starts[i], starts[i + 1])
             out[part] = torch.where(total[: counts[i]] > 0, gain[part] - baseline[: counts[i]], 0.0)
     return out
@@ -212,18 +216,18 @@ def _scored_turns(sample: Sample, reward: float) -> list[tuple[int, float]]:
 
 
 def _scaled(
-    step: Step, values: Sequence[float], weights: Sequence[int], over: Over, epsilon: float, *, shift: bool
+    step: Step, values: Sequence[float], weights: Sequence[int], over: NormalisedOver, epsilon: float, *, shift: bool
 ) -> list[float]:
     """*values* over their weighted spread (ddof 0), less their weighted mean where *shift*, in the batch or in each
     environment. All 0 where all are.
     """
     out = [0.0] * len(values)
-    for members in advantages.parts_of(step, over):
-        if not any(values[i] for i in members):
+    for indices in advantages.parts_of(step, over):
+        if not any(values[i] for i in indices):
             continue
-        total = max(1, sum(weights[i] for i in members))
-        mean = math.fsum(values[i] * weights[i] for i in members) / total
-        spread = math.sqrt(math.fsum((values[i] - mean) ** 2 * weights[i] for i in members) / total)
-        for i in members:
+        total = max(1, sum(weights[i] for i in indices))
+        mean = math.fsum(values[i] * weights[i] for i in indices) / total
+        spread = math.sqrt(math.fsum((values[i] - mean) ** 2 * weights[i] for i in indices) / total)
+        for i in indices:
             out[i] = (values[i] - (mean if shift else 0.0)) / (spread + epsilon)
     return out

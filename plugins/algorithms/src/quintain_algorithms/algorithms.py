@@ -6,14 +6,14 @@ differ in their trust region alone take the same step. ``published`` has the num
 
 from __future__ import annotations
 
-from quintain import KL, Interrupt, Plan, Row
-from quintain.learning import admission, advantages, aggregation, corrections, objectives
+from quintain import KL, Algorithm, SamplingPlan, ThinkingBudget
+from quintain.learning import advantages, aggregation, corrections, group_filter, objectives
 
 from .advantages import batch_norm, maxrl, optimal_token, reinforce_pp, reinforce_pp_baseline
 from .corrections import trm
 from .objectives import cispo, dppo_tv, gspo, mirror_descent
 
-REINFORCE_PP = Row(
+REINFORCE_PP = Algorithm(
     name="reinforce_pp",
     summary="Return with a KL penalty per token, whitened over all tokens of the batch; PPO clip, no groups.",
     source="Hu et al. 2025, arXiv 2501.03262",
@@ -21,12 +21,12 @@ REINFORCE_PP = Row(
     objective=objectives.ppo_clip,
     correction=corrections.uncorrected,
     aggregation=aggregation.token,
-    admission=admission.minimum.using(members=1),
+    group_filter=group_filter.minimum.configure(samples=1),
     kl=KL(where="reward", estimator="k1", coefficient=0.01),
     published={"group": 1, "temperature": 1.0},
 )
 
-REINFORCE_PP_BASELINE = Row(
+REINFORCE_PP_BASELINE = Algorithm(
     name="reinforce_pp_baseline",
     summary="Reward less the group's mean, whitened over the batch; PPO clip, k2 to the reference in the loss.",
     source="Hu et al. 2025, arXiv 2501.03262, section 3.2",
@@ -34,12 +34,12 @@ REINFORCE_PP_BASELINE = Row(
     objective=objectives.ppo_clip,
     correction=corrections.uncorrected,
     aggregation=aggregation.token,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     kl=KL(where="loss", estimator="k2", coefficient=0.01),
     published={"group": 8, "temperature": 1.0},
 )
 
-CISPO = Row(
+CISPO = Algorithm(
     name="cispo",
     summary="The importance weight is capped and carries no gradient, so no token is ever dropped.",
     source="MiniMax 2025, arXiv 2506.13585",
@@ -47,11 +47,11 @@ CISPO = Row(
     objective=cispo,
     correction=corrections.uncorrected,
     aggregation=aggregation.token,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     published={"group": 16, "minibatches": 16, "temperature": 1.0},
 )
 
-GSPO = Row(
+GSPO = Algorithm(
     name="gspo",
     summary="One ratio per answer, the geometric mean of its tokens', clipped at 3e-4 and 4e-4.",
     source="Zheng et al. 2025, arXiv 2507.18071",
@@ -59,11 +59,11 @@ GSPO = Row(
     objective=gspo,
     correction=corrections.uncorrected,
     aggregation=aggregation.sequence,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     published={"minibatches": 4, "temperature": 1.0},
 )
 
-DPPO = Row(
+DPPO = Algorithm(
     name="dppo",
     summary="Drops tokens that moved too far from the sampler in probability (binary TV 0.15), not in ratio.",
     source="2026, arXiv 2602.04879",
@@ -71,12 +71,12 @@ DPPO = Row(
     objective=dppo_tv,
     correction=corrections.uncorrected,
     aggregation=aggregation.constant,
-    admission=admission.minimum,
-    anchor="mu",
+    group_filter=group_filter.minimum,
+    ratio_to="mu",
     published={"temperature": 1.0},
 )
 
-MAXRL = Row(
+MAXRL = Algorithm(
     name="maxrl",
     summary="Advantage (R - mean) / mean: climbs a truncation of the log success rate; hard tasks weigh more.",
     source="2026, arXiv 2602.02710",
@@ -84,11 +84,11 @@ MAXRL = Row(
     objective=objectives.policy_gradient,
     correction=corrections.uncorrected,
     aggregation=aggregation.constant,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     published={"temperature": 1.0},
 )
 
-KIMI = Row(
+KIMI = Algorithm(
     name="kimi",
     summary="Mirror descent by a squared loss on the log-ratio of whole answers; the optimizer starts anew.",
     source="Kimi k1.5 2025, arXiv 2501.12599, section 2.3.2",
@@ -96,13 +96,13 @@ KIMI = Row(
     objective=mirror_descent,
     correction=corrections.uncorrected,
     aggregation=aggregation.sequence,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     epochs=2,
     reset_optimizer=True,
     published={"temperature": 1.0},
 )
 
-OTB = Row(
+OTB = Algorithm(
     name="otb",
     summary="A baseline per token, weighed by a proxy of the gradient's size: least variance with few samples.",
     source="2026, arXiv 2602.07078",
@@ -110,11 +110,11 @@ OTB = Row(
     objective=objectives.policy_gradient,
     correction=corrections.uncorrected,
     aggregation=aggregation.constant,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     published={"temperature": 1.0},
 )
 
-TRM = Row(
+TRM = Algorithm(
     name="trm",
     summary="Importance ratio to the sampler; answers with any token outside the trust region leave whole.",
     source="2025, arXiv 2512.23075",
@@ -122,12 +122,12 @@ TRM = Row(
     objective=objectives.importance,
     correction=trm,
     aggregation=aggregation.constant,
-    admission=admission.minimum,
-    anchor="mu",
+    group_filter=group_filter.minimum,
+    ratio_to="mu",
     published={"temperature": 1.0},
 )
 
-DVP = Row(
+DVP = Algorithm(
     name="dvp",
     summary="Sampler and learner leave out the same tail of the vocabulary, where their log-probs disagree.",
     source="2025, arXiv 2512.23087",
@@ -135,35 +135,38 @@ DVP = Row(
     objective=objectives.ppo_clip,
     correction=corrections.uncorrected,
     aggregation=aggregation.constant,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     prune=2.2603294069810542e-06,  # e^-13
     published={"temperature": 1.0},
 )
 
-SCALERL = Row(
+SCALERL = Algorithm(
     name="scalerl",
-    summary="CISPO to the sampler, prompt mean, batch-normalised, float32 head, solved tasks retire, lag 8.",
+    summary="CISPO to the sampler, prompt mean, batch-normalised, float32 head, solved tasks are dropped, staleness 8.",
     source="Khatri et al. 2025, arXiv 2510.13786",
     advantage=batch_norm,
     objective=cispo,
     correction=corrections.uncorrected,
     aggregation=aggregation.prompt,
-    admission=admission.varied,
-    anchor="mu",
+    group_filter=group_filter.varied,
+    ratio_to="mu",
     float32_head=True,
-    plan=Plan(retire=0.9, lag=8, interrupt=Interrupt(low=10_000, high=12_000)),
+    plan=SamplingPlan(
+        drop_solved=0.9, staleness=8, thinking_budget=ThinkingBudget(min_tokens=10_000, max_tokens=12_000)
+    ),
     published={"group": 16, "temperature": 1.0},
 )
 
-OLMORL = Row(
+OLMORL = Algorithm(
     name="olmorl",
-    summary="Dr. GRPO's advantage, clip-higher, token mean, truncated importance sampling, active sampling, lag 8.",
+    summary="Dr. GRPO's advantage, clip-higher, token mean, truncated importance sampling, active sampling, "
+    "staleness 8.",
     source="Olmo 3 2025, arXiv 2512.13961",
     advantage=advantages.group_mean,
-    objective=objectives.ppo_clip.using(low=0.2, high=0.272),
+    objective=objectives.ppo_clip.configure(low=0.2, high=0.272),
     correction=corrections.tis,
     aggregation=aggregation.token,
-    admission=admission.varied,
-    plan=Plan(refill="active", lag=8),
+    group_filter=group_filter.varied,
+    plan=SamplingPlan(resample="active", staleness=8),
     published={"group": 8, "temperature": 1.0},
 )

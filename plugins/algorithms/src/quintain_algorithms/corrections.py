@@ -9,11 +9,11 @@ from torch import Tensor
 
 from quintain import correction
 from quintain.errors import UsageError
-from quintain.learning import Terms
+from quintain.learning import LossInputs
 
 
 @correction(level="sequence")
-def tis_sequence(t: Terms, *, cap: float = 5.0) -> Tensor:
+def tis_sequence(t: LossInputs, *, cap: float = 5.0) -> Tensor:
     """min(prox(y) / mu(y), cap) per sample, the product over its tokens: truncated importance sampling of whole samples
     (cap 5 as in SkyRL).
     """
@@ -21,14 +21,14 @@ def tis_sequence(t: Terms, *, cap: float = 5.0) -> Tensor:
 
 
 @correction
-def icepop(t: Terms, *, low: float = 0.5, high: float = 5.0) -> Tensor:
+def icepop(t: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Tensor:
     """prox / mu per token where that lies within [low, high], else 0 (IcePop; Ant Group 2025; bounds as in verl)."""
     weight = t.mismatch()
     return _within(weight, low, high)
 
 
 @correction(level="sequence")
-def mis(t: Terms, *, low: float = 0.0, high: float = 3.0) -> Tensor:
+def mis(t: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Tensor:
     """prox(y) / mu(y) per sample, the product over its tokens, where that lies within [low, high], else 0: masked
     importance sampling, TRL's default ("sequence_mask", 3). Long samples leave first, as their products spread most.
     """
@@ -36,12 +36,14 @@ def mis(t: Terms, *, low: float = 0.0, high: float = 3.0) -> Tensor:
     return _within(weight, low, high)
 
 
-Estimate = Literal["k1", "k2", "k3"]
-Over = Literal["sum", "mean", "max"]
+KLEstimate = Literal["k1", "k2", "k3"]
+Reduction = Literal["sum", "mean", "max"]
 
 
 @correction(level="sequence", masks=True)
-def sequence_mask(t: Terms, *, estimate: Estimate = "k3", over: Over = "mean", limit: float = 0.01) -> Tensor:
+def sequence_mask(
+    t: LossInputs, *, estimate: KLEstimate = "k3", over: Reduction = "mean", limit: float = 0.01
+) -> Tensor:
     """0 for samples whose divergence of prox from mu exceeds *limit*, else 1 (masked importance sampling).
 
     With l = log prox - log mu per token: k1 = -l, k2 = l^2 / 2, k3 = exp(l) - 1 - l, taken together over the sample's
@@ -53,7 +55,9 @@ def sequence_mask(t: Terms, *, estimate: Estimate = "k3", over: Over = "mean", l
 
 
 @correction(level="sequence", masks=True)
-def trm(t: Terms, *, delta: float = 0.05, estimate: Estimate = "k3", over: Literal["max", "mean"] = "max") -> Tensor:
+def trm(
+    t: LossInputs, *, delta: float = 0.05, estimate: KLEstimate = "k3", over: Literal["max", "mean"] = "max"
+) -> Tensor:
     """0 for samples in which some token's divergence of prox from mu exceeds *delta*, else 1: trust-region masking
     (2512.23075), whose bounds hold for whole samples or not at all.
 
@@ -71,7 +75,7 @@ def _within(weight: Tensor, low: float, high: float) -> Tensor:
     return torch.where((weight >= low) & (weight <= high), weight, torch.zeros_like(weight))
 
 
-def _divergence(log: Tensor, estimate: Estimate) -> Tensor:
+def _divergence(log: Tensor, estimate: KLEstimate) -> Tensor:
     if estimate == "k1":
         return -log
     if estimate == "k2":
@@ -81,7 +85,7 @@ def _divergence(log: Tensor, estimate: Estimate) -> Tensor:
     raise UsageError(f"estimate is {estimate!r}; expected k1, k2 or k3")
 
 
-def _over(t: Terms, value: Tensor, over: Over) -> Tensor:
+def _over(t: LossInputs, value: Tensor, over: Reduction) -> Tensor:
     if over == "max":
         return t.sample_max(value.abs())
     if over not in ("sum", "mean"):

@@ -5,24 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quintain import Row, objective
+from quintain import Algorithm, objective
 from quintain.errors import UsageError
-from quintain.learning import Terms, objectives
+from quintain.learning import LossInputs, objectives
 
-Told = tuple[Tensor, dict[str, Tensor]]
+WithMetrics = tuple[Tensor, dict[str, Tensor]]
 
 
-def _fits_whole_samples(row: Row) -> None:
+def _fits_whole_samples(algorithm: Algorithm) -> None:
     """A term that sums over its sample's tokens must not be weighed by their number once more."""
-    if row.aggregation.name in ("token", "constant", "prompt"):
+    if algorithm.aggregation.name in ("token", "constant", "prompt"):
         raise UsageError(
-            f"algorithm {row.name!r}: a term of {row.objective!r} is a sum over the tokens of a sample already, and "
-            f"{row.aggregation!r} would weigh it by their number once more; set aggregation = 'sequence'"
+            f"algorithm {algorithm.name!r}: a term of {algorithm.objective!r} is a sum over the tokens of a sample "
+            f"already, and {algorithm.aggregation!r} would weigh it by their number once more; set aggregation = "
+            f"'sequence'"
         )
 
 
 @objective(level="sequence", idle=True, check=objectives.check_dual, fits=_fits_whole_samples)
-def sequence_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual: float | None = None) -> Told:
+def sequence_clip(
+    t: LossInputs, *, low: float = 0.2, high: float | None = None, dual: float | None = None
+) -> WithMetrics:
     """`ppo_clip` of whole samples: the ratio is the product over the sample's tokens (as in TRL's RLOO). It is the
     exact importance ratio of the sample, and leaves any band the sooner the longer the sample is. Unclipped, with the
     aggregation ``sequence``, its expected gradient is that of the expected reward also off-policy.
@@ -33,7 +36,7 @@ def sequence_clip(t: Terms, *, low: float = 0.2, high: float | None = None, dual
 
 
 @objective(level="sequence", idle=True)
-def gspo(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Told:
+def gspo(t: LossInputs, *, low: float = 3e-4, high: float | None = 4e-4) -> WithMetrics:
     """`ppo_clip` of whole samples with s = (theta(y) / anchor(y))^(1 / T), the geometric mean of the tokens' ratios:
     GSPO (Zheng et al. 2025, 2507.18071, equations 5 to 7). Its bounds are hundreds of times narrower than those of a
     token's ratio; with 0.2 nothing would ever be clipped.
@@ -44,7 +47,7 @@ def gspo(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Told:
 
 
 @objective(idle=True)
-def gspo_token(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Told:
+def gspo_token(t: LossInputs, *, low: float = 3e-4, high: float | None = 4e-4) -> WithMetrics:
     """GSPO with an advantage per token: the ratio has the value of the sample's s and the gradient of the token's
     log-prob (2507.18071, equations 13 and 14). Equal to `gspo`, values and gradients, where a sample's advantages are.
     """
@@ -53,7 +56,7 @@ def gspo_token(t: Terms, *, low: float = 3e-4, high: float | None = 4e-4) -> Tol
 
 
 @objective(idle=True)
-def cispo(t: Terms, *, cap: float = 5.0) -> Told:
+def cispo(t: LossInputs, *, cap: float = 5.0) -> WithMetrics:
     """-stopgrad(min(r, cap)) A log theta: the weight is capped, no token's gradient is dropped (CISPO; MiniMax 2025,
     2506.13585, equation 4).
 
@@ -66,38 +69,40 @@ def cispo(t: Terms, *, cap: float = 5.0) -> Told:
 
 
 @objective(idle=True)
-def dppo_tv(t: Terms, *, delta: float = 0.15, cap: float = 20.0) -> Told:
+def dppo_tv(t: LossInputs, *, delta: float = 0.15, cap: float = 20.0) -> WithMetrics:
     """-stopgrad(min(r, cap)) A log theta, without the tokens that the step has already moved by more than *delta* in
     the direction of A, in probability: binary total variation (DPPO, 2602.04879).
 
-    A token is dropped where A > 0 and theta - anchor > delta, or A < 0 and theta - anchor < -delta. The paper's anchor
-    is mu. Unlike a clip of the ratio this leaves rare tokens free and holds likely ones.
+    A token is dropped where A > 0 and theta - ratio_to > delta, or A < 0 and theta - ratio_to < -delta. The paper's
+    ratio_to is mu. Unlike a clip of the ratio this leaves rare tokens free and holds likely ones.
 
     Args:
         cap: of the weight; 20 as verl means it to be (its configuration class sets 3).
     """
-    moved = t.logp.detach().exp() - _anchor_logp(t).exp()
+    moved = t.logp.detach().exp() - _ratio_to_logp(t).exp()
     return _masked(t, (t.advantage > 0) & (moved > delta), (t.advantage < 0) & (moved < -delta), cap)
 
 
 @objective(idle=True)
-def dppo_kl(t: Terms, *, delta: float = 0.05, cap: float = 20.0) -> Told:
-    """`dppo_tv` with the binary KL(anchor || theta) of "this token or another" in nats as the measure (2602.04879)."""
-    far = _binary_kl(_anchor_logp(t), t.logp.detach()) > delta
+def dppo_kl(t: LossInputs, *, delta: float = 0.05, cap: float = 20.0) -> WithMetrics:
+    """`dppo_tv` with the binary KL(ratio_to || theta) of "this token or another" in nats as the measure
+    (2602.04879).
+    """
+    far = _binary_kl(_ratio_to_logp(t), t.logp.detach()) > delta
     up = t.log_ratio().detach() > 0
     return _masked(t, (t.advantage > 0) & up & far, (t.advantage < 0) & ~up & far, cap)
 
 
-def _fits_top_of_prox(row: Row) -> None:
-    if row.anchor == "mu":
+def _fits_top_of_prox(algorithm: Algorithm) -> None:
+    if algorithm.ratio_to == "mu":
         raise UsageError(
-            f"algorithm {row.name!r}: {row.objective!r} compares theta with prox's likeliest tokens, since samplers "
-            "report the sampled token alone; set anchor = 'prox'"
+            f"algorithm {algorithm.name!r}: {algorithm.objective!r} compares theta with prox's likeliest tokens, "
+            "since samplers report the sampled token alone; set ratio_to = 'prox'"
         )
 
 
 @objective(reads=("ratio", "top"), idle=True, fits=_fits_top_of_prox)
-def dppo_top(t: Terms, *, delta: float = 0.15, cap: float = 20.0, top: int = 20) -> Told:
+def dppo_top(t: LossInputs, *, delta: float = 0.15, cap: float = 20.0, top: int = 20) -> WithMetrics:
     """`dppo_tv` with the total variation over the *top* likeliest tokens, the sampled one, and all others as one
     (2602.04879).
 
@@ -115,7 +120,7 @@ def dppo_top(t: Terms, *, delta: float = 0.15, cap: float = 20.0, top: int = 20)
 
 
 @objective(level="sequence", fits=_fits_whole_samples)
-def mirror_descent(t: Terms, *, tau: float = 0.1) -> Tensor:
+def mirror_descent(t: LossInputs, *, tau: float = 0.1) -> Tensor:
     """(A - tau d)^2 / (2 tau) per sample, d = log theta(y) - log anchor(y): the squared loss of Kimi k1.5 (2501.12599,
     equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
 
@@ -126,19 +131,19 @@ def mirror_descent(t: Terms, *, tau: float = 0.1) -> Tensor:
     return (t.sample_mean(t.advantage) - tau * d).square() / (2 * tau)
 
 
-def _of_samples(t: Terms, terms: Tensor, told: dict[str, Tensor]) -> Told:
+def _of_samples(t: LossInputs, terms: Tensor, told: dict[str, Tensor]) -> WithMetrics:
     """Shares of clipped samples are told token by token, so that they weigh as their lengths do."""
     return terms, {name: t.spread(value) for name, value in told.items()}
 
 
-def _masked(t: Terms, above: Tensor, below: Tensor, cap: float) -> Told:
+def _masked(t: LossInputs, above: Tensor, below: Tensor, cap: float) -> WithMetrics:
     ratio = t.ratio().detach().clamp(max=cap)
     kept = ~(above | below)
     return -ratio * t.advantage * t.logp * kept, {"clip_low": below, "clip_high": above}
 
 
-def _anchor_logp(t: Terms) -> Tensor:
-    return t.mu_logp if t.anchor == "mu" else t.prox_logp
+def _ratio_to_logp(t: LossInputs) -> Tensor:
+    return t.mu_logp if t.ratio_to == "mu" else t.prox_logp
 
 
 def _binary_kl(p_log: Tensor, q_log: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ They come from outside the core because each needs machinery of its own: a secon
 
 from __future__ import annotations
 
+from .algorithms import PPO, TRPO, VINEPPO
 from .critic import Critic
-from .rows import PPO, TRPO, VINEPPO
 
 __all__ = ["PPO", "TRPO", "VINEPPO", "Critic"]

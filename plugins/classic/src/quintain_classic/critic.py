@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quintain import Service, need
 from quintain.errors import RunError, UsageError
-from quintain.learning import Batch, Columns, Learner, MicroBatch, micro_batches
+from quintain.learning import Batch, FlatTokens, Learner, MicroBatch, micro_batches
 from quintain.models import Forward
 
 
@@ -89,10 +89,10 @@ class Critic(Service):
     @torch.no_grad()
     def values(self, batch: Batch) -> Tensor:
         """What reward each trained token's position is worth, [N], in the order of samples, sequences and places."""
-        columns = Columns(batch=batch)
-        found_N = torch.full((columns.starts[-1],), float("nan"), dtype=self._head.weight.dtype)
-        for micro in self._cut(columns, range(len(batch.samples))):
-            found_N[micro.places] = self._values(micro).cpu()
+        flat_tokens = FlatTokens(batch=batch)
+        found_N = torch.full((flat_tokens.starts[-1],), float("nan"), dtype=self._head.weight.dtype)
+        for micro in self._cut(flat_tokens, range(len(batch.samples))):
+            found_N[micro.positions] = self._values(micro).cpu()
         return found_N
 
     def fit(self, batch: Batch, old_N: Tensor, returns_N: Tensor) -> dict[str, float]:
@@ -106,7 +106,7 @@ class Critic(Service):
         Raises:
             RunError: the gradient is not finite; that update was not made.
         """
-        columns = Columns(batch=batch)
+        flat_tokens = FlatTokens(batch=batch)
         told: dict[str, list[float]] = {"loss": [], "clipped": [], "norm": []}
         for epoch in range(self.epochs):
             order = list(range(len(batch.groups)))
@@ -114,7 +114,7 @@ class Critic(Service):
                 random.Random(f"critic/{self._seed}/{self.updates}").shuffle(order)
             for part in batch.minibatches(self.minibatches, order):
                 if any(batch.samples[i].tokens for i in part):
-                    found = self._update(self._cut(columns, part), old_N, returns_N)
+                    found = self._update(self._cut(flat_tokens, part), old_N, returns_N)
                     for name, value in zip(told, found, strict=True):
                         told[name].append(value)
         metrics = {
@@ -151,24 +151,24 @@ class Critic(Service):
             parameter = self._trained[name]
             self._optimizer.state[parameter] = {key: x.to(parameter.device, copy=True) for key, x in held.items()}
 
-    def _cut(self, columns: Columns, part: Sequence[int]) -> list[MicroBatch]:
-        return micro_batches(columns, part, budget=self._budget, level="token", cost=self._forward.cost)
+    def _cut(self, flat_tokens: FlatTokens, part: Sequence[int]) -> list[MicroBatch]:
+        return micro_batches(flat_tokens, part, budget=self._budget, level="token", cost=self._forward.cost)
 
     def _values(self, micro: MicroBatch) -> Tensor:
         device = self._head.weight.device.type
         with torch.autocast(device, dtype=torch.bfloat16, enabled=self._half):
-            hidden_ND = self._forward.hidden(micro.bundles)
+            hidden_ND = self._forward.hidden(micro.prefix_groups)
         values_N: Tensor = self._head(hidden_ND.to(self._head.weight.dtype))[:, 0]
         return values_N
 
     def _update(self, parts: Sequence[MicroBatch], old_N: Tensor, returns_N: Tensor) -> tuple[float, float, float]:
         """One step on a minibatch: its mean loss, its clipped share, the norm of its gradient."""
         self._optimizer.zero_grad(set_to_none=True)
-        tokens = sum(len(micro.places) for micro in parts)
+        tokens = sum(len(micro.positions) for micro in parts)
         loss = clipped = 0.0
         for micro in parts:
             values_N = self._values(micro)
-            old, wanted = (x[micro.places].to(values_N.device, values_N.dtype) for x in (old_N, returns_N))
+            old, wanted = (x[micro.positions].to(values_N.device, values_N.dtype) for x in (old_N, returns_N))
             terms, stopped = value_terms(values_N, old, wanted, self.clip)
             part = terms.sum() / tokens
             part.backward()  # type: ignore[no-untyped-call]

@@ -14,7 +14,7 @@ from quintain.learning import Step, advantages
 
 from .critic import Critic
 
-Told = tuple[tuple[Tensor, dict[str, float]], int]
+WithMetrics = tuple[tuple[Tensor, dict[str, float]], int]
 
 
 @advantage
@@ -28,7 +28,7 @@ def gae(
     warmup: int = 0,
     critic: Critic = need(),
     state: Any = None,
-) -> Told:
+) -> WithMetrics:
     """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t over the trained tokens of a sample
     (Schulman et al. 2015, 1506.02438, equation 16). The critic then learns the returns A_t + V_t.
 

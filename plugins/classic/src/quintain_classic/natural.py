@@ -19,34 +19,36 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from quintain import Row as Method
-from quintain import update
+from quintain import Algorithm as Method
+from quintain import optimizer_step
 from quintain.errors import RunError, UsageError
-from quintain.learning import Batch, Problem
-from quintain.models import Forward, Row
+from quintain.learning import Batch, OptimizerStep
+from quintain.models import Forward, TokenSequence
 
 LARGEST = 500_000_000
 """Parameters of the largest model that the update takes."""
 
 
-def fits(row: Method) -> None:
-    """Refuse rows that the update is not made for.
+def fits(algorithm: Method) -> None:
+    """Refuse algorithms that the update is not made for.
 
     Raises:
         UsageError: several updates per batch, or a pruned vocabulary.
     """
-    if row.updates > 1:
+    if algorithm.updates > 1:
         raise UsageError(
-            f"update.natural: algorithm {row.name!r} makes {row.updates} updates per batch, but one step goes to the "
-            "edge of the trust region around prox already; set epochs = 1 and minibatches = 1"
+            f"optimizer_step.natural: algorithm {algorithm.name!r} makes {algorithm.updates} updates per batch, but "
+            "one step goes to the edge of the trust region around prox already; set epochs = 1 and minibatches = 1"
         )
-    if row.prune:
-        raise UsageError("update.natural: its KL is over the whole vocabulary, and this row prunes it; set prune = 0")
+    if algorithm.prune:
+        raise UsageError(
+            "optimizer_step.natural: its KL is over the whole vocabulary, and this row prunes it; set prune = 0"
+        )
 
 
-@update(fits=fits)
+@optimizer_step(fits=fits)
 def natural(
-    problem: Problem,
+    optimization: OptimizerStep,
     *,
     delta: float = 0.01,
     damping: float = 0.1,
@@ -81,19 +83,19 @@ def natural(
     """
     if not (delta > 0 and damping >= 0 and 0 < shrink < 1 and iterations >= 1 and tries >= 1):
         raise UsageError(
-            f"update.natural: delta {delta}, damping {damping}, iterations {iterations}, shrink {shrink}, tries "
-            f"{tries}; expected positive numbers, shrink below 1"
+            f"optimizer_step.natural: delta {delta}, damping {damping}, iterations {iterations}, shrink {shrink}, "
+            f"tries {tries}; expected positive numbers, shrink below 1"
         )
-    check(problem)
-    loss = problem.backward()
-    gradient = _flat([cast(Tensor, p.grad) for p in problem.parameters])
+    check(optimization)
+    loss = optimization.backward()
+    gradient = _flat([cast(Tensor, p.grad) for p in optimization.parameters])
     norm = _norm(gradient)
     if not math.isfinite(norm):
         raise RunError("the gradient is not finite; look at the rewards and the log-probs of this step")
     told = {"loss": loss, "grad_norm": norm, "natural.kl": 0.0, "natural.scale": 0.0, "natural.gain": 0.0}
     if norm == 0:
         return told
-    divergence = Divergence.of(problem)
+    divergence = Divergence.of(optimization)
 
     def damped(vector: Tensor) -> Tensor:
         return divergence.fisher(vector).add_(vector, alpha=damping)
@@ -107,23 +109,25 @@ def natural(
     for k in range(tries):
         scale = shrink**k
         divergence.move(step, scale)
-        reached, kl = problem.loss(), divergence.mean()
+        reached, kl = optimization.loss(), divergence.mean()
         if reached < loss and kl <= delta:
             return told | {"natural.kl": kl, "natural.scale": scale, "natural.gain": loss - reached}
     divergence.move(step, 0.0)
     return told
 
 
-def check(problem: Problem) -> None:
+def check(step: OptimizerStep) -> None:
     """Refuse a model that the update is not made for.
 
     Raises:
         UsageError: as `natural`.
     """
-    check_size(problem.module)
-    attention = str(getattr(cast(Any, problem.module).config, "_attn_implementation", ""))
+    check_size(step.module)
+    attention = str(getattr(cast(Any, step.module).config, "_attn_implementation", ""))
     if "flash" in attention:
-        raise UsageError(f"update.natural differentiates twice, which {attention!r} cannot; load the model with sdpa")
+        raise UsageError(
+            f"optimizer_step.natural differentiates twice, which {attention!r} cannot; load the model with sdpa"
+        )
 
 
 def check_size(module: nn.Module) -> None:
@@ -135,9 +139,9 @@ def check_size(module: nn.Module) -> None:
     size = sum(p.numel() for p in module.parameters())
     if size > LARGEST:
         raise UsageError(
-            f"update.natural is a reference for models of up to {LARGEST / 1e9:g}B parameters, and this one has "
-            f"{size / 1e9:.2f}B: every step takes a dozen products with the Fisher information, each four passes over "
-            "whole logits that are differentiated twice. Take a smaller model, or algorithm 'ppo'"
+            f"optimizer_step.natural is a reference for models of up to {LARGEST / 1e9:g}B parameters, and this one "
+            f"has {size / 1e9:.2f}B: every step takes a dozen products with the Fisher information, each four passes "
+            "over whole logits that are differentiated twice. Take a smaller model, or algorithm 'ppo'"
         )
 
 
@@ -174,25 +178,25 @@ class Divergence:
     origin: Tensor
     now: Forward
     then: Forward
-    parts: Sequence[Sequence[Row]]
+    parts: Sequence[Sequence[TokenSequence]]
     tokens: int
     temperature: float
     _only: Linear | None = None
     """Where all rows are computed together, what products share."""
 
     @classmethod
-    def of(cls, problem: Problem) -> Divergence:
-        """Around the parameters of *problem* as they are now."""
-        module, copied = problem.module, copy.deepcopy(problem.module)
-        rows = rows_of(problem.batch)
+    def of(cls, step: OptimizerStep) -> Divergence:
+        """Around the parameters of *step* as they are now."""
+        module, copied = step.module, copy.deepcopy(step.module)
+        rows = rows_of(step.batch)
         return cls(
-            parameters=problem.parameters,
-            origin=_flat([p.detach() for p in problem.parameters]),
+            parameters=step.parameters,
+            origin=_flat([p.detach() for p in step.parameters]),
             now=Forward(module, layout="bucketed"),
             then=Forward(copied, layout="bucketed"),
-            parts=list(_parts(rows, problem.token_budget)),
-            tokens=sum(len(row.places) for row in rows),
-            temperature=problem.batch.temperature,
+            parts=list(_parts(rows, step.token_budget)),
+            tokens=sum(len(row.positions) for row in rows),
+            temperature=step.batch.temperature,
         )
 
     def fisher(self, vector: Tensor) -> Tensor:
@@ -205,7 +209,7 @@ class Divergence:
             out += self._product(self._linear(part), vector, again=False)
         return out
 
-    def _linear(self, part: Sequence[Row]) -> Linear:
+    def _linear(self, part: Sequence[TokenSequence]) -> Linear:
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no second derivative
             logits_NV = self._logits(self.now, part)
             dummy_NV = torch.zeros_like(logits_NV, requires_grad=True)
@@ -242,7 +246,7 @@ class Divergence:
     def _pieces(self, vector: Tensor) -> tuple[Tensor, ...]:
         return torch.split_with_sizes(vector, [p.numel() for p in self.parameters])
 
-    def _logits(self, forward: Forward, part: Sequence[Row]) -> Tensor:
+    def _logits(self, forward: Forward, part: Sequence[TokenSequence]) -> Tensor:
         hidden_ND = forward.hidden([part])
         return hidden_ND @ forward.head_weight.t() / self.temperature
 
@@ -275,10 +279,10 @@ def conjugate_gradients(
     return x, rest
 
 
-def rows_of(batch: Batch) -> list[Row]:
+def rows_of(batch: Batch) -> list[TokenSequence]:
     """Every sequence that trains, longest first, with the places of its trained tokens."""
     rows = [
-        Row(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
+        TokenSequence(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
         for sample in batch.samples
         for sequence in sample.sequences
         if any(sequence.mask)
@@ -286,9 +290,9 @@ def rows_of(batch: Batch) -> list[Row]:
     return sorted(rows, key=lambda row: -len(row.ids))
 
 
-def _parts(rows: Sequence[Row], budget: int) -> Iterator[list[Row]]:
+def _parts(rows: Sequence[TokenSequence], budget: int) -> Iterator[list[TokenSequence]]:
     """Rows that together, padded to the first of them, stay within *budget* tokens; one at least."""
-    part: list[Row] = []
+    part: list[TokenSequence] = []
     for row in rows:
         if part and len(part[0].ids) * (len(part) + 1) > budget:
             yield part

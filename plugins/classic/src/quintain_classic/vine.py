@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from quintain import (
+    Algorithm,
     Engine,
     Replay,
     Rollout,
-    Row,
     Sampled,
     Sampling,
     Task,
@@ -28,24 +28,24 @@ from quintain.errors import EnvironmentFault, UsageError
 from quintain.learning import Sample, Step
 from quintain.training import cut_where_stopped, derived_seed
 
-Told = tuple[Tensor, dict[str, float]]
+WithMetrics = tuple[Tensor, dict[str, float]]
 
 
-def fits(row: Row) -> None:
-    """Refuse rows that continuations cannot be compared under.
+def fits(algorithm: Algorithm) -> None:
+    """Refuse algorithms that continuations cannot be compared under.
 
     Raises:
-        UsageError: a KL term or a length punishment in the reward, or forced interruption.
+        UsageError: a KL term or a length punishment in the reward, or a thinking budget.
     """
-    if row.alters_reward:
+    if algorithm.alters_reward:
         raise UsageError(
             "advantage.vine compares what the environment gave continuations, and a KL term or a length punishment of "
-            'the row is not among that; set kl.where = "loss" and overlong = 0'
+            'the algorithm is not among that; set kl.where = "loss" and overlong = 0'
         )
-    if row.plan.interrupt is not None:
+    if algorithm.plan.thinking_budget is not None:
         raise UsageError(
-            "advantage.vine cuts answers that the policy said in one piece, and forced interruption puts words into "
-            'them; set plan.interrupt = "none"'
+            "advantage.vine cuts answers that the policy said in one piece, and a thinking budget puts words into "
+            'them; set plan.thinking_budget = "none"'
         )
 
 
@@ -58,12 +58,12 @@ async def vine(
     size: int = 100,
     engine: TokenEngine = need("policy"),
     replay: Replay = need(),
-) -> Told:
+) -> WithMetrics:
     """V(next) - V(this) for all tokens of a step of the answer, V the mean reward of fresh continuations from where
     the step begins; R - V(this) for the last step (VinePPO; Kazemnejad et al. 2024, 2410.01679).
 
     The sum over an answer's steps is R - V(prompt), and the estimate is unbiased: V(this) has seen nothing of the step,
-    V(next) is an independent estimate of what it led to. R and V are verdict and shaping together. Members of a group
+    V(next) is an independent estimate of what it led to. R and V are outcome and shaping together. Samples of a group
     share the values of what they have in common, the prompt at least.
 
     A continuation that fails through our fault counts for nothing; a cut none of whose continuations could be scored is
@@ -117,14 +117,14 @@ class Answer:
         (sequence,) = sample.sequences
         first = sequence.mask.index(True) if any(sequence.mask) else len(sequence.mask)
         if not all(sequence.mask[first:]):
-            raise UsageError(f"{why} holds tokens inside its answer that it did not sample (a tool, an interruption)")
+            raise UsageError(f"{why} holds tokens inside its answer that it did not sample (a tool, a thinking budget)")
         return cls(start=tuple(sequence.ids[:first]), said=tuple(sequence.ids[first:]), total=sample.total)
 
     def cuts(self, engine: TokenEngine, by: str, size: int) -> list[int]:
         """Tokens before each step, from 0."""
         if by == "tokens":
             return list(range(0, len(self.said), size))
-        ends = [i + 1 for i, token in enumerate(self.said) if "\n" in engine.codec.decode([token])]
+        ends = [i + 1 for i, token in enumerate(self.said) if "\n" in engine.tokenizer.decode([token])]
         return [0, *(end for end in ends if end < len(self.said))] if self.said else []
 
     def advantages(self, values: Mapping[int, float | None]) -> list[float]:
@@ -167,8 +167,8 @@ async def _values(
 
 
 def _worth(rollout: Rollout[Any, Any]) -> float:
-    """As `Sample.total` of the policy's own seat."""
-    return sum(score.of_seat("") for score in (rollout.verdict, rollout.shaping) if score is not None)
+    """As `Sample.total` of the policy's own player."""
+    return sum(score.of_player("") for score in (rollout.outcome, rollout.shaping) if score is not None)
 
 
 class Continued(TokenEngine):
@@ -184,7 +184,7 @@ class Continued(TokenEngine):
     name = "continued"
 
     def __init__(self, policy: TokenEngine, start: tuple[int, ...], said: tuple[int, ...], *, number: int) -> None:
-        self.codec, self.context, self.version = policy.codec, policy.context, policy.version
+        self.tokenizer, self.context, self.version = policy.tokenizer, policy.context, policy.version
         self.start, self.said, self.sampled = start, said, 0
         self._policy, self._number = policy, number
         self._given, self._begun = 0, False
@@ -194,26 +194,26 @@ class Continued(TokenEngine):
         self._given, self._begun = 0, False
         return self
 
-    def for_seat(self, name: str) -> Engine:
-        """Other seats are the policy's, as the first time."""
-        return self if not name else self._policy.for_seat(name)
+    def for_player(self, name: str) -> Engine:
+        """Other players are the policy's, as the first time."""
+        return self if not name else self._policy.for_player(name)
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
-        seed = derived_seed(how.seed, "vine", len(self.said), self._number)
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        seed = derived_seed(sampling.seed, "vine", len(self.said), self._number)
         if self._begun:
-            return await self._policy.sample(ids, how.but(seed=seed))
+            return await self._policy.sample(ids, sampling.replace(seed=seed))
         if tuple(ids) != self.start + self.said[: self._given]:
             raise EnvironmentFault(
                 "played again, the episode began with another prompt; its seed must decide all of it"
             )
-        rest = self._kept(self.said[self._given :], how.max_tokens)
+        rest = self._kept(self.said[self._given :], sampling.max_tokens)
         self._given += len(rest.ids)
-        if how.max_tokens is not None and len(rest.ids) >= how.max_tokens:
-            return rest  # the turn is asked for in pieces (an interruption that did not come about)
+        if sampling.max_tokens is not None and len(rest.ids) >= sampling.max_tokens:
+            return rest  # the turn is asked for in pieces (a thinking budget that did not come about)
         self._begun = True
-        left = None if how.max_tokens is None else how.max_tokens - len(rest.ids)
-        new = await self._policy.sample([*ids, *rest.ids], how.but(seed=seed, max_tokens=left))
-        new = cut_where_stopped(self.codec, rest, new, how.stop)
+        left = None if sampling.max_tokens is None else sampling.max_tokens - len(rest.ids)
+        new = await self._policy.sample([*ids, *rest.ids], sampling.replace(seed=seed, max_tokens=left))
+        new = cut_where_stopped(self.tokenizer, rest, new, sampling.stop)
         self.sampled = len(new.ids)
         return Sampled(
             ids=(*rest.ids, *new.ids),

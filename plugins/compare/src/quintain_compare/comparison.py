@@ -19,7 +19,7 @@ from quintain.errors import Interrupted, QuintainError, UsageError
 from quintain.training import Recipe, RunFolder, Screen, distinct
 
 if TYPE_CHECKING:
-    from quintain import Row
+    from quintain import Algorithm
 
 BudgetKind = Literal["steps", "samples", "tokens", "seconds"]
 ENDLESS = 1_000_000
@@ -53,11 +53,11 @@ class Budget:
     def limit(self, recipe: Recipe, steps: int | None) -> Recipe:
         """Return *recipe* with this budget as its end, or *steps* if these come first."""
         if self.kind == "steps":
-            return recipe.but({"run.steps": min(int(self.amount), steps or int(self.amount))})
-        samples = recipe.batch.groups * recipe.batch.members
+            return recipe.replace({"run.steps": min(int(self.amount), steps or int(self.amount))})
+        samples = recipe.batch.prompts * recipe.batch.group_size
         most = ENDLESS if self.kind == "seconds" else math.ceil(self.amount / samples)
         amount = self.amount if self.kind == "seconds" else int(self.amount)
-        return recipe.but({"run.steps": steps or most, f"stop.{self.kind}": amount})
+        return recipe.replace({"run.steps": steps or most, f"stop.{self.kind}": amount})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Comparison:
     def recipe(self, name: str, seed: int) -> Recipe:
         """Return the recipe of one run."""
         place = {"run.name": f"{name}-seed{seed}", "run.folder": str(self.folder), "run.seed": seed}
-        return self.recipes[name].but(place)
+        return self.recipes[name].replace(place)
 
     def path(self, name: str, seed: int) -> Path:
         """Return the folder of one run."""
@@ -100,7 +100,7 @@ def build_comparison(
         UsageError: no recipe or seed, a seed twice, recipes whose tasks, starting models, measurements or budgets
             differ, or a sampling plan that depends on the number of steps where the budget leaves that open.
     """
-    from quintain.training import algorithm
+    from quintain.training import resolve_algorithm
 
     if not recipes or not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise UsageError(f"compare: {len(recipes)} recipes, seeds {list(seeds)}; expected some of each, no seed twice")
@@ -110,20 +110,20 @@ def build_comparison(
     _check_equal("tasks", {n: [e.model_dump(include=tasks) for e in r.environments] for n, r in named.items()})
     models = {n: r.model.model_dump(include={"name", "start"}) for n, r in named.items()}
     _check_equal("starting models ([model])", models)
-    algorithms: dict[str, Row] = {}
+    algorithms: dict[str, Algorithm] = {}
     for name, recipe in named.items():
         with _about(name):
-            algorithms[name] = algorithm(recipe)
+            algorithms[name] = resolve_algorithm(recipe)
     _check_equal(
         "measurements ([evaluation], with what [sampling] and the plan do to it)",
         {name: _evaluation(recipe, algorithms[name]) for name, recipe in named.items()},
         f"{SET} (where sampling.max_tokens is to differ, evaluation.max_tokens; "
-        "algorithm.args.plan.interrupt=none takes an interruption away)",
+        "algorithm.args.plan.thinking_budget=none takes a thinking budget away)",
     )
     if budget is None:
-        ends = {n: (steps or r.run.steps, r.batch.groups * r.batch.members, r.stop) for n, r in named.items()}
+        ends = {n: (steps or r.run.steps, r.batch.prompts * r.batch.group_size, r.stop) for n, r in named.items()}
         _check_equal("budgets (steps, samples a step, [stop])", ends, "give all a --budget, such as samples=10000")
-        limited = {n: r.but({"run.steps": steps}) if steps else r for n, r in named.items()}
+        limited = {n: r.replace({"run.steps": steps}) if steps else r for n, r in named.items()}
     else:
         if budget.kind != "steps" and steps is None:
             for name, row in algorithms.items():
@@ -144,20 +144,22 @@ def _about(name: str) -> Iterator[None]:
         raise
 
 
-def _evaluation(recipe: Recipe, row: Row) -> dict[str, Any]:
+def _evaluation(recipe: Recipe, algorithm: Algorithm) -> dict[str, Any]:
     """When held-out tasks are tried, which, and how: as a run of *recipe* tries them."""
     table = recipe.evaluation
-    sampling = asdict(table.how(recipe.sampling).but(interrupt=row.plan.interrupt))
+    sampling = asdict(table.to_sampling(recipe.sampling).replace(thinking_budget=algorithm.plan.thinking_budget))
     return {**table.model_dump(exclude={"temperature", "max_tokens"}), **sampling}
 
 
-def _check_plan(name: str, row: Row, budget: Budget) -> None:
-    plan = row.plan
-    keys = [f'order = "{plan.order}"'] * (plan.order == "level") + [f"probe = {plan.probe}"] * (plan.probe > 0)
+def _check_plan(name: str, algorithm: Algorithm, budget: Budget) -> None:
+    plan = algorithm.plan
+    keys = [f'order = "{plan.order}"'] * (plan.order == "easy_to_hard") + [f"probe = {plan.difficulty_samples}"] * (
+        plan.difficulty_samples > 0
+    )
     if keys:
         raise UsageError(
-            f"{name}: plan.{' and plan.'.join(keys)} of algorithm {row.name!r} depends on how many steps the run has, "
-            f"which a budget of {budget.kind} leaves open; give --steps besides, or --budget steps=N"
+            f"{name}: plan.{' and plan.'.join(keys)} of algorithm {algorithm.name!r} depends on how many steps the "
+            f"run has, which a budget of {budget.kind} leaves open; give --steps besides, or --budget steps=N"
         )
 
 
@@ -194,18 +196,18 @@ def check_comparison(comparison: Comparison) -> None:
         if (path / "recipe.toml").is_file():
             existing = Recipe.parse(RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml"))
             expected = comparison.recipe(name, seed)
-            if existing.but({"run.folder": expected.run.folder}) != expected:  # one folder has many spellings
+            if existing.replace({"run.folder": expected.run.folder}) != expected:  # one folder has many spellings
                 raise UsageError(f"{path} is a run of another recipe; choose another --folder, or remove it")
 
 
 def _limits_and_services(recipe: Recipe) -> dict[str, Any]:
     """What an evaluation takes from a recipe besides `[evaluation]`: limits of episodes, services of environments."""
-    from quintain.training import algorithm, cast_table, chosen
+    from quintain.training import chosen, resolve_algorithm, resolve_environment_table
 
-    services = chosen(recipe, algorithm(recipe))
+    services = chosen(recipe, resolve_algorithm(recipe))
     resources: dict[str, Any] = {}
     for table in recipe.environments:
-        environment = cast_table(table)
+        environment = resolve_environment_table(table)
         resources[f"limits of {table.use}"] = asdict(table.limits.over(environment.component.limits))
         resources |= {f"services.{s}": services[s].model_dump() for s in sorted(environment.slots) if s in services}
     return resources
@@ -257,8 +259,8 @@ def run_comparison(
 
 def _train(recipe: Recipe, path: Path, screen: Screen) -> None:
     """Start the run at *path*, or resume it."""
-    from quintain.training import conduct
+    from quintain.training import run_training
 
     exists = (path / "recipe.toml").is_file()
     with RunFolder.open(path) if exists else RunFolder.create(path, recipe.to_toml()) as folder:
-        conduct(recipe, folder, screen)
+        run_training(recipe, folder, screen)

@@ -35,7 +35,7 @@ class RunResult:
         before, after: accuracy on the tasks of ``[evaluation.test]``, else on those of ``[evaluation]``; ``None`` where
             neither was measured.
         used: samples, tokens and seconds of training, and steps.
-        rewards: for each step samples, tokens and seconds used so far, and mean verdict.
+        rewards: for each step samples, tokens and seconds used so far, and mean outcome.
         accuracies: for each evaluation during training samples, tokens and seconds used so far, and held-out accuracy.
         coverage: pass@k after training, by k.
     """
@@ -64,8 +64,8 @@ class RunResult:
             used["tokens"] += float(record.get("tokens") or 0.0)
             used["seconds"] += math.fsum(record.get(f"seconds.{phase}") or 0.0 for phase in TRAINING)
             place = {axis: used[axis] for axis in AXES}
-            if record["step"] > 0 and record.get("reward.verdict.mean") is not None:
-                rewards.append({**place, "reward": record["reward.verdict.mean"]})
+            if record["step"] > 0 and record.get("reward.outcome.mean") is not None:
+                rewards.append({**place, "reward": record["reward.outcome.mean"]})
             if record.get("held_out.accuracy") is not None:
                 accuracies.append({**place, "accuracy": record["held_out.accuracy"]})
         summary = folder.summary()

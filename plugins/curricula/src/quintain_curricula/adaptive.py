@@ -8,36 +8,36 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from quintain import Environment, Plan, Task
+from quintain import Environment, SamplingPlan, Task
 from quintain.errors import RunError
 from quintain.training import WINDOW, Curriculum, Pick, derived_seed
 
 from .difficulty import filter_tasks
-from .pool import POOL, Pool, chosen_of, first_pass, level_of
+from .pool import POOL, TaskPool, chosen_of, first_pass, level_of
 
 
 class AdaptiveCurriculum(Curriculum):
-    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see `Pool`).
+    """Mixes environments as `Curriculum` does; the tasks of each come as the plan orders them (see `TaskPool`).
 
-    With ``order = "level"`` as many tasks are sorted together as the run will pick (`horizon`), so that it goes from
-    easy to hard once (a smaller split: pass by pass); as many are looked at by the difficulty filter.
+    With ``order = "easy_to_hard"`` as many tasks are sorted together as the run will pick (`horizon`), so that it goes
+    from easy to hard once (a smaller split: pass by pass); as many are looked at by the difficulty filter.
     """
 
-    _streams: list[Pool]  # type: ignore[assignment]
+    _streams: list[TaskPool]  # type: ignore[assignment]
 
     def __init__(self, environments: Sequence[Environment[Any, Any]], **settings: Any) -> None:
         self._kept: list[list[str]] | None = None
         super().__init__(environments, **settings)
-        self._probed = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
+        self._measured_tasks = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
 
     @classmethod
-    def check(cls, task: Task, name: str, plan: Plan) -> None:
+    def check(cls, task: Task, name: str, plan: SamplingPlan) -> None:
         """Refuse an environment without levels where the plan orders by them.
 
         Raises:
             UsageError: *task* has no level.
         """
-        if plan.order == "level":
+        if plan.order == "easy_to_hard":
             level_of(task, name)
 
     async def prepare(self, run: Any) -> dict[str, Any]:
@@ -52,14 +52,14 @@ class AdaptiveCurriculum(Curriculum):
         """Picks of an environment that are to be expected, at most `POOL`."""
         return max(1, min(POOL, math.ceil(self._horizon * self._weights[at] / self._bounds[-1]) or POOL))
 
-    def stream(self, at: int) -> Pool:
-        size = {"shuffled": 1, "level": self._share(at), "failures": POOL}[self.plan.order]
-        return Pool(
+    def stream(self, at: int) -> TaskPool:
+        size = {"shuffled": 1, "easy_to_hard": self._share(at), "hard_first": POOL}[self.plan.order]
+        return TaskPool(
             self.reader(at),
             seed=derived_seed(self._seed, "curriculum", at),
             order=self.plan.order,
             size=size,
-            retire=self.plan.retire,
+            drop_solved=self.plan.drop_solved,
             name=self._names[at],
         )
 
@@ -69,7 +69,7 @@ class AdaptiveCurriculum(Curriculum):
         return pick
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """How the tasks picked since the last call went: by the index of the pick, how many of how many valid members
+        """How the tasks picked since the last call went: by the index of the pick, how many of how many valid samples
         succeeded.
         """
         for pick in self._open:
@@ -78,7 +78,7 @@ class AdaptiveCurriculum(Curriculum):
         self._open.clear()
 
     @property
-    def probed(self) -> bool:
+    def filtered(self) -> bool:
         """Whether `keep` has said which tasks there are."""
         return self._kept is not None
 
@@ -90,7 +90,7 @@ class AdaptiveCurriculum(Curriculum):
         return [self._candidates(at) for at in range(len(self._environments))]
 
     def _candidates(self, at: int) -> list[Task]:
-        return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._probed[at])
+        return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at])
 
     def keep(self, kept: Sequence[Sequence[str]]) -> None:
         """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
@@ -112,8 +112,10 @@ class AdaptiveCurriculum(Curriculum):
         return found
 
     def metrics(self) -> dict[str, int]:
-        """How many tasks are retired, where the plan retires any."""
-        return {} if self.plan.retire is None else {"curriculum.retired": sum(len(p.retired) for p in self._streams)}
+        """How many tasks are dropped, where the plan drops any."""
+        return (
+            {} if self.plan.drop_solved is None else {"curriculum.dropped": sum(len(p.dropped) for p in self._streams)}
+        )
 
     def state(self) -> dict[str, Any]:
         """Plain data for a checkpoint."""
@@ -121,7 +123,7 @@ class AdaptiveCurriculum(Curriculum):
         if self.plan.order != "shuffled":
             state["sizes"] = [pool.size for pool in self._streams]
         if self._kept is not None:
-            state |= {"probed": list(self._probed), "kept": [list(ids) for ids in self._kept]}
+            state |= {"probed": list(self._measured_tasks), "kept": [list(ids) for ids in self._kept]}
         if self._adaptive:
             state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._streams]}
         return state
@@ -139,7 +141,7 @@ class AdaptiveCurriculum(Curriculum):
         for pool, size in zip(self._streams, state.get("sizes", ()), strict=False):
             pool.size = size
         if "kept" in state:
-            self._probed = list(state["probed"])
+            self._measured_tasks = list(state["probed"])
             self.keep(state["kept"])
         super().restore(state)
 

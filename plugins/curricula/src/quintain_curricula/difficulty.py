@@ -12,7 +12,7 @@ from quintain import Group, Task
 from quintain.errors import NoTasksError
 from quintain.training import (
     SCORE_TOLERANCE,
-    Job,
+    RolloutRequest,
     derived_seed,
     failures_in,
     plain,
@@ -34,8 +34,8 @@ CHUNK = 256
 
 
 @dataclass(kw_only=True)
-class Probed:
-    """What ``probe.json`` holds.
+class Difficulties:
+    """What ``difficulty.json`` holds.
 
     Attributes:
         samples: per task.
@@ -55,80 +55,82 @@ class Probed:
 async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
     """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
 
-    The success rates go into ``probe.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
+    The success rates go into ``difficulty.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
     checkpoint: neither a resumed run nor one that died before its first checkpoint asks again what was answered. What
-    was not probed is not drawn. Tasks none of whose samples is valid are kept. Samples, tokens and seconds count among
-    those of the run.
+    was not measured is not drawn. Tasks none of whose samples is valid are kept. Samples, tokens and seconds count
+    among those of the run.
 
     Returns:
-        What it took, as metrics for the record of step 0; nothing where the plan does not probe.
+        What it took, as metrics for the record of step 0; nothing where the plan does not ask for it.
 
     Raises:
         NoTasksError: an environment has no task left.
     """
     plan = curriculum.plan
-    if not plan.probe or curriculum.probed:
+    if not plan.difficulty_samples or curriculum.filtered:
         return {}
     candidates = curriculum.candidates()
-    found = _known(run, candidates) or Probed(samples=plan.probe, rates=[{} for _ in candidates])
+    found = _known(run, candidates) or Difficulties(samples=plan.difficulty_samples, rates=[{} for _ in candidates])
     run.count_failures(found.failures)
-    run.clock.add("probe", found.seconds)
+    run.clock.add("difficulty", found.seconds)
     await _ask(run, candidates, found)
     run.state.samples += found.rollouts
     run.state.tokens += found.tokens
-    low, high = plan.keep
+    low, high = plan.difficulty_range
     kept = []
     for rates, table in zip(found.rates, run.recipe.environments, strict=True):
         kept.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
         said = f"{len(kept[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
         if not kept[-1]:
             raise NoTasksError(
-                f"{said} in {plan.probe} samples of the starting policy ({_spread(rates)}); widen plan.keep, or take "
-                "easier or harder tasks"
+                f"{said} in {plan.difficulty_samples} samples of the starting policy ({_spread(rates)}); widen "
+                "plan.difficulty_range, or take easier or harder tasks"
             )
         run.screen.note(f"{said} ({_spread(rates)}); the others are left out")
     curriculum.keep(kept)
-    return times(found.tokens, found.rollouts, {"probe": found.seconds})
+    return times(found.tokens, found.rollouts, {"difficulty": found.seconds})
 
 
-def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Probed | None:
+def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | None:
     """What a process that died before its first checkpoint found out about the first of these very tasks."""
-    path = run.folder.path / "probe.json"
+    path = run.folder.path / "difficulty.json"
     if not path.exists():
         return None
     try:
-        found = Probed(**json.loads(path.read_text(encoding="utf-8")))
-        same = found.samples == run.collector.row.plan.probe and len(found.rates) == len(candidates)
+        found = Difficulties(**json.loads(path.read_text(encoding="utf-8")))
+        same = found.samples == run.collector.algorithm.plan.difficulty_samples and len(found.rates) == len(candidates)
         for rates, tasks in zip(found.rates, candidates, strict=same):
             same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
     except (ValueError, TypeError, AttributeError) as e:
-        run.screen.warn(f"{path} cannot be read ({e}); tasks are probed anew")
+        run.screen.warn(f"{path} cannot be read ({e}); tasks are measured anew")
         return None
     return found if same else None
 
 
-async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Probed) -> None:
+async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Difficulties) -> None:
     """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
-    setting = replace(run.collector.setting, run_seed=derived_seed(run.recipe.run.seed, "probe"))
+    setting = replace(run.collector.rollout_context, run_seed=derived_seed(run.recipe.run.seed, "probe"))
     for at, (environment, table, tasks) in enumerate(
         zip(run.collector.environments, run.recipe.environments, candidates, strict=True)
     ):
         left = len(tasks) - len(found.rates[at])
         if left:
-            run.screen.phase(f"probing {left} tasks of {table.use}", left * found.samples)
+            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.use}", left * found.samples)
         for start in range(len(found.rates[at]), len(tasks), CHUNK):
-            jobs = [
-                Job(environment=environment, task=task, members=found.samples, name=table.use, index=start + i)
+            requests = [
+                RolloutRequest(
+                    environment=environment, task=task, group_size=found.samples, name=table.use, index=start + i
+                )
                 for i, task in enumerate(tasks[start : start + CHUNK])
             ]
             clock = run.clock.fork()
-            with clock("probe"):
-                groups = await run.until_stopped(run_groups(jobs, setting, run.screen.advance))
-            _add(run, found, at, groups, clock.spent["probe"])
+            with clock("difficulty"):
+                groups = await run.until_stopped(run_groups(requests, setting, run.screen.advance))
+            _add(run, found, at, groups, clock.spent["difficulty"])
 
 
-def _add(run: Run, found: Probed, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
+def _add(run: Run, found: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
     for group in groups:
         right, tried = success_of(group)
         found.rates[at][group.task.id] = right / tried if tried else None
@@ -138,7 +140,7 @@ def _add(run: Run, found: Probed, at: int, groups: Sequence[Group[Any, Any]], se
     failed = failures_in(groups)
     found.failures = dict(Counter(found.failures) + failed)
     run.count_failures(failed)
-    path = run.folder.path / "probe.json"
+    path = run.folder.path / "difficulty.json"
     write_atomically(path, (json.dumps(plain(asdict(found)), allow_nan=False) + "\n").encode())
 
 

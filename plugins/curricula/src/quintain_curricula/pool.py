@@ -10,17 +10,17 @@ from quintain import Task
 from quintain.errors import RunError, UsageError
 from quintain.training import TaskReader, TaskStream, derived_seed, reaches, shuffled
 
-Order = Literal["shuffled", "level", "failures"]
+Order = Literal["shuffled", "easy_to_hard", "hard_first"]
 
 POOL = 16_384
 """Tasks that an order by level or by failures looks at together, at most."""
 
 
-class Pool(TaskStream):
+class TaskPool(TaskStream):
     """Endless tasks of one split: shuffled, anew for every pass; then, window by window, in another order if asked.
 
-    A window is the next *size* tasks of a pass (at its end fewer). ``level`` goes through each window once, from easy
-    to hard, tasks of equal level as shuffled. ``failures`` draws as often as the window has tasks, each time in
+    A window is the next *size* tasks of a pass (at its end fewer). ``easy_to_hard`` goes through each window once, from
+    easy to hard, tasks of equal level as shuffled. ``hard_first`` draws as often as the window has tasks, each time in
     proportion to 1 - success rate so far (1 for tasks without one); what was drawn and is not yet recorded is left out
     as long as there is another. ``shuffled`` takes tasks as they come.
 
@@ -28,13 +28,13 @@ class Pool(TaskStream):
         read: starts a pass over the split.
         seed: of this pool alone.
         size: of a window; 1 for ``shuffled``.
-        retire: success rate over the run from which on a task is not drawn again. Where all tasks in reach got there
-            they come back, and their rates are counted anew.
+        drop_solved: success rate over the run from which on a task is not drawn again. Where all tasks in reach got
+            there they come back, and their rates are counted anew.
         name: what errors call the environment.
 
     Attributes:
         read: as given; another one counts from the next `restart`.
-        retired: ids that are not drawn.
+        dropped: ids that are not drawn.
         notices: messages for the user; whoever shows them empties the list.
     """
 
@@ -45,11 +45,11 @@ class Pool(TaskStream):
         seed: int,
         order: Order = "shuffled",
         size: int = 1,
-        retire: float | None = None,
+        drop_solved: float | None = None,
         name: str = "",
     ) -> None:
         self._order, self._name = order, name
-        self.size, self._retire = size, retire
+        self.size, self._drop_solved = size, drop_solved
         self.notices: list[str] = []
         super().__init__(read, seed)
 
@@ -57,14 +57,14 @@ class Pool(TaskStream):
         """Go back to the first task, with nothing recorded."""
         super().restart()
         self._history: dict[str, tuple[int, int]] = {}
-        self.retired: set[str] = set()
+        self.dropped: set[str] = set()
         self._ahead: tuple[int, Task] | None = None
         self._window: list[Task] = []
         self._start = 0  # tasks of the stream before the window
         self._taken = 0  # draws from the window
         self._pass = 0  # of the window
         self._fruitful = 0  # the pass that gave the last task
-        self._skipped = 0  # retired tasks passed over since then
+        self._skipped = 0  # dropped tasks passed over since then
         self._flying: set[str] = set()
 
     def draw(self) -> Task:
@@ -77,9 +77,9 @@ class Pool(TaskStream):
         while True:
             if self._taken >= len(self._window):
                 self._load()
-            task = self._by_failures() if self._order == "failures" else self._window[self._taken]
+            task = self._hard_first() if self._order == "hard_first" else self._window[self._taken]
             self._taken = self._taken + 1 if task is not None else len(self._window)
-            if task is not None and task.id not in self.retired:
+            if task is not None and task.id not in self.dropped:
                 self._fruitful, self._skipped = self._pass, 0
                 self._flying.add(task.id)
                 return task
@@ -88,7 +88,7 @@ class Pool(TaskStream):
     @property
     def adaptive(self) -> bool:
         """Whether what is drawn depends on what is recorded."""
-        return self._retire is not None or self._order == "failures"
+        return self._drop_solved is not None or self._order == "hard_first"
 
     def record(self, task: str, right: int, tried: int) -> None:
         """Of *tried* more attempts at the task with that id *right* succeeded."""
@@ -97,10 +97,10 @@ class Pool(TaskStream):
             return
         before = self._history.get(task, (0, 0))
         now = self._history[task] = (before[0] + right, before[1] + tried)
-        if self._retire is not None and reaches(_rate(now), self._retire):
-            self.retired.add(task)
+        if self._drop_solved is not None and reaches(_rate(now), self._drop_solved):
+            self.dropped.add(task)
         else:
-            self.retired.discard(task)
+            self.dropped.discard(task)
 
     def state(self) -> dict[str, Any]:
         """Plain data; where the pool stands."""
@@ -126,15 +126,15 @@ class Pool(TaskStream):
             self.record(task, right, tried)
 
     def _load(self) -> None:
-        """The next window; where a whole pass, or very many tasks in a row, were retired, all come back."""
+        """The next window; where a whole pass, or very many tasks in a row, were dropped, all come back."""
         self._start += len(self._window)
         self._fill()
-        if self.retired and (self._pass > self._fruitful + 1 or self._skipped >= POOL):
+        if self.dropped and (self._pass > self._fruitful + 1 or self._skipped >= POOL):
             self.notices.append(
-                f"all tasks of {self._name!r} in reach are retired: they come back, and their success rates are "
+                f"all tasks of {self._name!r} in reach are dropped: they come back, and their success rates are "
                 "counted anew"
             )
-            self.retired.clear()
+            self.dropped.clear()
             self._history.clear()
             self._fruitful, self._skipped = self._pass, 0
 
@@ -147,7 +147,7 @@ class Pool(TaskStream):
                 self._ahead = number, task
                 break
             self._window.append(task)
-        if self._order == "level":
+        if self._order == "easy_to_hard":
             self._window.sort(key=lambda task: level_of(task, self._name))
 
     def _next(self) -> tuple[int, Task]:
@@ -156,9 +156,9 @@ class Pool(TaskStream):
             return found
         return self.next()
 
-    def _by_failures(self) -> Task | None:
-        """One of the window; ``None`` where all of it is retired."""
-        left = [t for t in self._window if t.id not in self.retired]
+    def _hard_first(self) -> Task | None:
+        """One of the window; ``None`` where all of it is dropped."""
+        left = [t for t in self._window if t.id not in self.dropped]
         left = [t for t in left if t.id not in self._flying] or left
         if not left:
             return None
@@ -177,8 +177,8 @@ def level_of(task: Task, name: str) -> float:
     """
     if task.level is None:
         raise UsageError(
-            f"plan.order is 'level', but task {task.id!r} of environment {name!r} has no level; give its tasks a "
-            "`level`, or take order = 'shuffled' or 'failures'"
+            f"plan.order is 'easy_to_hard', but task {task.id!r} of environment {name!r} has no level; give its "
+            "tasks a `level`, or take order = 'shuffled' or 'hard_first'"
         )
     return task.level
 

@@ -28,13 +28,13 @@ async def math_equal(rollout: Rollout[Any, Any], *, timeout: float = 5.0, worker
     if gold is None or isinstance(gold, bool) or not str(gold).strip():
         raise RewardFault(f"task {rollout.task.id}: math_equal needs an answer to compare with, got {gold!r}")
     try:
-        verdict, reason = await workers.call(CHECK, str(gold), rollout.reply, timeout=timeout)
+        outcome, reason = await workers.call(CHECK, str(gold), rollout.reply, timeout=timeout)
     except TimeoutError:
         await _control(workers, timeout)
-        return Score(value=0.0, reason=f"no verdict within {timeout:g} s")
-    if verdict is None:
+        return Score(value=0.0, reason=f"no outcome within {timeout:g} s")
+    if outcome is None:
         raise RewardFault(f"task {rollout.task.id}: {reason}")
-    return Score(value=float(verdict), reason=reason)
+    return Score(value=float(outcome), reason=reason)
 
 
 async def _control(workers: Workers, timeout: float) -> None:
@@ -42,5 +42,5 @@ async def _control(workers: Workers, timeout: float) -> None:
         await workers.call(CHECK, "1", "1", timeout=timeout)
     except TimeoutError as e:
         raise InfrastructureError(
-            f"math_equal: even 1 = 1 has no verdict within {timeout:g} s; the machine is too busy"
+            f"math_equal: even 1 = 1 has no outcome within {timeout:g} s; the machine is too busy"
         ) from e

@@ -22,7 +22,7 @@ _LONGEST_WAIT = 60.0
 
 
 class OpenAIEngine(Engine):
-    """Chat completions over HTTP, for evaluation and for seats that are not trained.
+    """Chat completions over HTTP, for evaluation and for players that are not trained.
 
     Transient failures (no connection, a time-out, 408, 409, 425, 429, 5xx) are retried with exponential backoff and
     jitter, or after what ``Retry-After`` says; then, and for any other refusal, the episode ends as an infrastructure
@@ -100,13 +100,13 @@ class OpenAIEngine(Engine):
             await self._http.close()
             self._http = None
 
-    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling) -> Reply:
-        body = protocol.request_body(self.model, messages, tools, how, limit_key=self._limit_key) | self._extra
-        status, text = await self._sent("POST", "/chat/completions", how.seed, body)
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+        body = protocol.request_body(self.model, messages, tools, sampling, limit_key=self._limit_key) | self._extra
+        status, text = await self._sent("POST", "/chat/completions", sampling.seed, body)
         if self._limit_key in body and protocol.says_limit(status, text):
             # The context leaves less than the limit, so the context is the limit, as for every other engine.
             del body[self._limit_key]
-            status, text = await self._sent("POST", "/chat/completions", how.seed, body)
+            status, text = await self._sent("POST", "/chat/completions", sampling.seed, body)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
         if status != 200:

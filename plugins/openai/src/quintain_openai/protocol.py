@@ -27,7 +27,12 @@ _TOO_LARGE = re.compile(r"max_(completion_)?tokens.{0,40}(too large|exceed|must 
 
 
 def request_body(
-    model: str, messages: Sequence[Message], tools: Sequence[ToolSpec], how: Sampling, *, limit_key: str = "max_tokens"
+    model: str,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSpec],
+    sampling: Sampling,
+    *,
+    limit_key: str = "max_tokens",
 ) -> dict[str, Any]:
     """The JSON of one request. Neutral values are left out, as strict servers refuse fields they do not know.
 
@@ -37,17 +42,17 @@ def request_body(
     body: dict[str, Any] = {
         "model": model,
         "messages": [message_json(m) for m in messages],
-        "temperature": how.temperature,
+        "temperature": sampling.temperature,
     }
     optional = {
-        limit_key: how.max_tokens,
-        "top_p": how.top_p if how.top_p < 1 else None,
-        "top_k": how.top_k or None,
-        "min_p": how.min_p or None,
-        "stop": list(how.stop) or None,
-        "stop_token_ids": list(how.stop_ids) or None,
+        limit_key: sampling.max_tokens,
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "top_k": sampling.top_k or None,
+        "min_p": sampling.min_p or None,
+        "stop": list(sampling.stop) or None,
+        "stop_token_ids": list(sampling.stop_ids) or None,
         # Servers keep seeds in 32 bits, signed or not.
-        "seed": None if how.seed is None else how.seed % 2**31,
+        "seed": None if sampling.seed is None else sampling.seed % 2**31,
         "tools": [t.to_json() for t in tools] or None,
     }
     return body | {k: v for k, v in optional.items() if v is not None}

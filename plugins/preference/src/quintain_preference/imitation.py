@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quintain import Row, advantage, aggregation
+from quintain import Algorithm, advantage, aggregation
 from quintain.errors import UsageError
 from quintain.learning import SUCCESS, reaches
 
@@ -16,30 +16,30 @@ if TYPE_CHECKING:
     from quintain.learning import Batch, Sample, Step
 
 
-def fits(row: Row) -> None:
-    """Refuse rows under which the choice of winners would not be what it seems.
+def fits(algorithm: Algorithm) -> None:
+    """Refuse algorithms under which the choice of winners would not be what it seems.
 
     Raises:
         UsageError: a KL term or a length punishment in the reward, which no winner is chosen by; or a choice made here,
             before cut answers leave, that the aggregation makes after.
     """
-    if row.alters_reward:
+    if algorithm.alters_reward:
         raise UsageError(
-            f"algorithm {row.name!r}: {row.advantage!r} chooses by what the environment gave, so a KL term or a length "
-            "punishment in the reward does nothing; set kl.where = 'loss' and overlong = 0"
+            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} chooses by what the environment gave, so a KL "
+            "term or a length punishment in the reward does nothing; set kl.where = 'loss' and overlong = 0"
         )
-    if row.mask_truncated and (row.advantage.args.get("best") or row.advantage.args.get("dedupe")):
+    if algorithm.mask_truncated and (algorithm.advantage.args.get("best") or algorithm.advantage.args.get("dedupe")):
         raise UsageError(
-            f"algorithm {row.name!r}: {row.advantage!r} may choose an answer that mask_truncated then leaves out; give "
-            "best and dedupe to the aggregation alone"
+            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} may choose an answer that mask_truncated then "
+            "leaves out; give best and dedupe to the aggregation alone"
         )
 
 
-def _fits_no_reward(row: Row) -> str:
-    if row.alters_reward:
+def _fits_no_reward(algorithm: Algorithm) -> str:
+    if algorithm.alters_reward:
         raise UsageError(
-            f"algorithm {row.name!r}: {row.advantage!r} reads no reward, so a KL term or a length punishment in it "
-            "does nothing; set kl.where = 'loss' and overlong = 0"
+            f"algorithm {algorithm.name!r}: {algorithm.advantage!r} reads no reward, so a KL term or a length "
+            "punishment in it does nothing; set kl.where = 'loss' and overlong = 0"
         )
     return (
         "every sample counts as an example: on the policy's own samples the expected update is 0; `rft` follows those "
@@ -62,8 +62,8 @@ def winners(step: Step, *, success: float = SUCCESS, best: int | None = None, de
     RAFT (Dong et al. 2023, 2304.06767, algorithm 1) keep the best one whatever it got: ``best = 1, success = -inf``.
 
     Args:
-        success: verdict from which on a sample is a winner.
-        best: at most so many winners of a group, those of the highest verdict plus shaping, ties in order; all where
+        success: outcome from which on a sample is a winner.
+        best: at most so many winners of a group, those of the highest outcome plus shaping, ties in order; all where
             ``None``. A KL term in the reward does not count.
         dedupe: of winners with the same tokens only the first. (The paper compares lists of equations.)
 
@@ -96,8 +96,8 @@ def chosen(batch: Batch, *, success: float, best: int | None, dedupe: bool) -> l
     if best is not None and best < 1:
         raise UsageError(f"winners: best is {best}; expected at least 1, or nothing for all winners")
     kept = [False] * len(batch.samples)
-    for members in batch.groups:
-        found = [i for i in members if reaches(batch.samples[i].verdict, success)]
+    for indices in batch.groups:
+        found = [i for i in indices if reaches(batch.samples[i].outcome, success)]
         if dedupe:
             first: dict[object, int] = {}
             for i in found:

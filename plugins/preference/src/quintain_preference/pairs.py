@@ -1,7 +1,7 @@
 """Objectives on pairs: within each group, a sample of higher reward is preferred to one of lower reward.
 
 The advantage carries the ranking and nothing else: any that keeps the order of rewards in a group will do. A term is
-the mean over the pairs of one group; a group without pairs (equal rewards, a single member) gives exactly 0. Log-probs
+the mean over the pairs of one group; a group without pairs (equal rewards, a single sample) gives exactly 0. Log-probs
 are those at the temperature of sampling, under theta and ref alike.
 """
 
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from quintain import Row, objective
+from quintain import Algorithm, objective
 from quintain.errors import UsageError
-from quintain.learning import Terms
+from quintain.learning import LossInputs
 
 Choice = Literal["all", "best_worst"]
 Found = tuple[Tensor, dict[str, Tensor]]
@@ -23,21 +23,21 @@ Found = tuple[Tensor, dict[str, Tensor]]
 TOLERANCE = 1e-6
 
 
-def fits(row: Row) -> None:
+def fits(algorithm: Algorithm) -> None:
     """Refuse a KL term in the reward, by which answers of equal reward would be ranked.
 
     Raises:
         UsageError: there is one.
     """
-    if row.kl.in_reward:
+    if algorithm.kl.in_reward:
         raise UsageError(
-            f"algorithm {row.name!r}: with the KL in the reward {row.objective!r} would rank answers of equal reward "
-            "by their KL; its own reference term holds the policy already: set kl.coefficient = 0"
+            f"algorithm {algorithm.name!r}: with the KL in the reward {algorithm.objective!r} would rank answers of "
+            "equal reward by their KL; its own reference term holds the policy already: set kl.coefficient = 0"
         )
 
 
 @objective(level="group", reads=("ref",), idle=True, fits=fits)
-def dpo(t: Terms, *, beta: float = 0.1, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
+def dpo(t: LossInputs, *, beta: float = 0.1, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
     """-log sigmoid(beta (h_w - h_l)), h = sum over an answer's tokens of log theta - log ref (Rafailov et al. 2023,
     2305.18290, equation 7).
 
@@ -51,7 +51,7 @@ def dpo(t: Terms, *, beta: float = 0.1, pairs: Choice = "all", tolerance: float 
 
 
 @objective(level="group", reads=("ref",), idle=True, fits=fits)
-def dpo_norm(t: Terms, *, beta: float = 5.0, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
+def dpo_norm(t: LossInputs, *, beta: float = 5.0, pairs: Choice = "all", tolerance: float = TOLERANCE) -> Found:
     """`dpo` with the mean over each answer's tokens in place of the sum: length-normalised DPO (Lambert et al. 2024,
     "Tulu 3", 2411.15124, section 5.1).
 
@@ -64,7 +64,7 @@ def dpo_norm(t: Terms, *, beta: float = 5.0, pairs: Choice = "all", tolerance: f
 
 @objective(level="group", reads=(), idle=True, fits=fits)
 def simpo(
-    t: Terms, *, beta: float = 2.0, gamma: float = 1.0, pairs: Choice = "all", tolerance: float = TOLERANCE
+    t: LossInputs, *, beta: float = 2.0, gamma: float = 1.0, pairs: Choice = "all", tolerance: float = TOLERANCE
 ) -> Found:
     """-log sigmoid(beta (m_w - m_l) - gamma), m = mean over an answer's tokens of log theta; no reference (Meng et al.
     2024, 2405.14734, equation 6).
@@ -78,13 +78,13 @@ def simpo(
     return _over_pairs(t, t.sample_mean(t.logp), beta, gamma, pairs, tolerance)
 
 
-def _log_ratio(t: Terms) -> Tensor:
+def _log_ratio(t: LossInputs) -> Tensor:
     assert t.ref_logp is not None
     return t.logp - t.ref_logp
 
 
 def _over_pairs(
-    t: Terms, score_S: Tensor, beta: float, gamma: float, pairs: Choice, tolerance: float
+    t: LossInputs, score_S: Tensor, beta: float, gamma: float, pairs: Choice, tolerance: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of -log sigmoid(beta (s_w - s_l) - gamma) over the pairs of each group, [G].
 
@@ -101,7 +101,7 @@ def _over_pairs(
     return total_G / count_G.clamp(min=1), told
 
 
-def ranked(t: Terms, pairs: Choice, tolerance: float) -> tuple[Tensor, Tensor]:
+def ranked(t: LossInputs, pairs: Choice, tolerance: float) -> tuple[Tensor, Tensor]:
     """The better and the worse sample of each pair, [P] each.
 
     Raises:
@@ -119,7 +119,7 @@ def ranked(t: Terms, pairs: Choice, tolerance: float) -> tuple[Tensor, Tensor]:
     return winner[apart], loser[apart]
 
 
-def _first(t: Terms, value_S: Tensor) -> Tensor:
+def _first(t: LossInputs, value_S: Tensor) -> Tensor:
     """Per group the first sample of its largest value, [G]."""
     size = value_S.shape[0]
     groups = t.group_sum(value_S).shape[0]

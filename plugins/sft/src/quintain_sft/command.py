@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quintain.models import LoadedModel
     from quintain.training import Recipe, Screen
 
-    from .sources import Source
+    from .sources import ExampleSource
     from .tuning import EpochUpdate, SFTReport
 
 EPILOG = """
@@ -236,7 +236,7 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
                 path.rmdir()
 
 
-def _announce(screen: Screen, source: Source, asked: int) -> None:
+def _announce(screen: Screen, source: ExampleSource, asked: int) -> None:
     from .sources import reasons
 
     more = "; there may be more, see --examples" if len(source.examples) == asked else ""
@@ -248,7 +248,7 @@ def _base_model(recipe: Recipe, screen: Screen) -> LoadedModel:
     from quintain.training import ModelRequest, model_source, seed_everything
 
     seed_everything(recipe.run.seed)
-    return model_source(recipe).load_base(ModelRequest.of(recipe, screen, castings=()))
+    return model_source(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
 
 
 def _shown(screen: Screen) -> Any:

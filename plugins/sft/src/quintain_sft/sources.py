@@ -27,16 +27,16 @@ from quintain.learning import (
     join_thought,
     split_thought,
 )
-from quintain.models import Codec
+from quintain.models import ChatTokenizer
 from quintain.training import (
     BY_OPTION,
     Choice,
     EnvironmentTable,
     RunFolder,
-    cast_table,
     find_run,
     opened_environments,
     reaches,
+    resolve_environment_table,
     steps_in,
 )
 
@@ -76,14 +76,14 @@ class Example:
         replies: positions of the messages that train.
         calls: whether tools were called; such an example trains only with the tokens that were sampled.
         exact: the tokens as they were sampled, where they were recorded.
-        codec: the tokenizer of *exact*.
+        tokenizer: the tokenizer of *exact*.
     """
 
     messages: tuple[Message, ...]
     replies: tuple[int, ...]
     calls: bool = False
     exact: tuple[Tokens, ...] = ()
-    codec: str = ""
+    tokenizer: str = ""
 
     @property
     def thinks(self) -> bool:
@@ -92,7 +92,7 @@ class Example:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ExampleSource:
     """The examples that a name stands for.
 
     Attributes:
@@ -111,7 +111,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which examples to take: the first *count*, of rollouts those with a verdict of at least *min_reward*.
+    """Which examples to take: the first *count*, of rollouts those with an outcome of at least *min_reward*.
 
     Attributes:
         truncated: take rollouts that a limit cut off in mid-answer, too.
@@ -123,10 +123,10 @@ class Selection:
 
     def reason_to_skip(self, rollout: Rollout[Any, Any]) -> str:
         """Why *rollout* is left out; empty where it is not."""
-        own = [turn for turn in rollout.turns if not turn.seat]
+        own = [turn for turn in rollout.turns if not turn.player]
         if not rollout.valid or not own:
             return "failed"
-        if not reaches(rollout.verdict.of_seat("") if rollout.verdict else 0.0, self.min_reward):
+        if not reaches(rollout.outcome.of_player("") if rollout.outcome else 0.0, self.min_reward):
             return f"below a reward of {self.min_reward:g}"
         return "cut off by a limit" if own[-1].finish == "length" and not self.truncated else ""
 
@@ -137,7 +137,7 @@ def source_of(
     *,
     folder: str = "runs",
     services: Mapping[str, Choice] | None = None,
-) -> Source:
+) -> ExampleSource:
     """What ``table.use`` names: a file (``.jsonl``, ``.parquet``), a run, or an environment.
 
     Args:
@@ -178,7 +178,7 @@ def _run(name: str, folder: str) -> Path | None:
         return None
 
 
-def _of_environment(table: EnvironmentTable, count: int, folder: str, services: Mapping[str, Choice]) -> Source:
+def _of_environment(table: EnvironmentTable, count: int, folder: str, services: Mapping[str, Choice]) -> ExampleSource:
     try:
         class_name, examples = asyncio.run(_demonstrated(table, count, services))
     except UnknownNameError as e:
@@ -189,12 +189,12 @@ def _of_environment(table: EnvironmentTable, count: int, folder: str, services: 
             f"{class_name} has no demonstrations to imitate: define demonstrations(self, split), or "
             "name a run or a file of rollouts (quintain eval ... --out FILE.parquet)"
         )
-    return Source(kind="demonstrations", name=table.use, examples=tuple(examples), environment=table.use)
+    return ExampleSource(kind="demonstrations", name=table.use, examples=tuple(examples), environment=table.use)
 
 
 async def _demonstrated(table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]) -> tuple[str, list[Example]]:
     """Return the class name of the environment and its first *count* demonstrations."""
-    async with opened_environments([cast_table(table)], chosen, fix=BY_OPTION) as ((environment,), _):
+    async with opened_environments([resolve_environment_table(table)], chosen, fix=BY_OPTION) as ((environment,), _):
         examples = [
             Example(messages=(*prompt, Message("assistant", reply)), replies=(len(prompt),))
             for prompt, reply in islice(demonstrations_of(environment), count)
@@ -202,7 +202,7 @@ async def _demonstrated(table: EnvironmentTable, count: int, chosen: Mapping[str
     return type(environment).__name__, examples
 
 
-def _of_run(path: Path, selection: Selection) -> Source:
+def _of_run(path: Path, selection: Selection) -> ExampleSource:
     """Read the rollouts of a run, those of the last steps first, since their policy is the best."""
     run = RunFolder(path, lock=False)
     steps = [step for step, _ in reversed(steps_in(run.rollouts))]
@@ -212,7 +212,7 @@ def _of_run(path: Path, selection: Selection) -> Source:
     return _of_rollouts(run.name, records, selection)
 
 
-def _of_file(path: Path, selection: Selection) -> Source:
+def _of_file(path: Path, selection: Selection) -> ExampleSource:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
     if path.suffix == ".parquet":
@@ -224,7 +224,7 @@ def _of_file(path: Path, selection: Selection) -> Source:
     if "messages" in first[1] and "task" not in first[1]:
         numbered = [first, *islice(lines, selection.count - 1)]
         examples = tuple(_conversation(record, f"{path}, line {number}") for number, record in numbered)
-        return Source(kind="messages", name=str(path), examples=examples)
+        return ExampleSource(kind="messages", name=str(path), examples=examples)
     if "task" not in first[1]:
         raise UsageError(
             f'{path}, line {first[0]}: expected {{"messages": [{{"role": "user", "content": ...}}, ...]}}, or a '
@@ -284,7 +284,7 @@ def _conversation(record: Mapping[str, Any], where: str) -> Example:
     return Example(messages=tuple(messages), replies=replies)
 
 
-def _of_rollouts(name: str, records: Iterable[Mapping[str, Any]], selection: Selection) -> Source:
+def _of_rollouts(name: str, records: Iterable[Mapping[str, Any]], selection: Selection) -> ExampleSource:
     examples: list[Example] = []
     left_out: Counter[str] = Counter()
     environment = ""
@@ -297,7 +297,7 @@ def _of_rollouts(name: str, records: Iterable[Mapping[str, Any]], selection: Sel
         examples.append(example_of(rollout))
         if len(examples) == selection.count:
             break
-    return Source(
+    return ExampleSource(
         kind="rollouts", name=name, examples=tuple(examples), environment=environment, left_out=dict(left_out)
     )
 
@@ -312,8 +312,8 @@ def _rollout(record: Mapping[str, Any], name: str) -> Rollout[Any, Any]:
 
 
 def example_of(rollout: Rollout[Any, Any]) -> Example:
-    """The turns of the policy's own seat in *rollout* as an example."""
-    turns = [turn for turn in rollout.turns if not turn.seat]
+    """The turns of the policy's own player in *rollout* as an example."""
+    turns = [turn for turn in rollout.turns if not turn.player]
     messages = list(rollout.messages)
     replies: list[int] = []
     # From the end, since a prompt may hold answers too, as examples.
@@ -329,7 +329,7 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
         replies=tuple(reversed(replies)) if len(replies) == len(turns) else (),
         calls=any(turn.calls for turn in turns),
         exact=tuple(map(Tokens.of, transcript.sequences())) if transcript else (),
-        codec=transcript.codec if transcript else "",
+        tokenizer=transcript.tokenizer if transcript else "",
     )
 
 
@@ -344,7 +344,7 @@ def mixed(example: Example, think: bool) -> Example:
     leaves the flag off some that think, and lets some long conversations switch.)
     """
     if example.calls or not example.replies:  # these are taken only as they were sampled
-        return replace(example, exact=(), codec="")
+        return replace(example, exact=(), tokenizer="")
     messages = list(example.messages)
     asked = next((at for at in reversed(range(example.replies[0])) if messages[at].role == "user"), None)
     if asked is not None:
@@ -354,29 +354,29 @@ def mixed(example: Example, think: bool) -> Example:
         thought, reply = split_thought(messages[at].content)
         text = join_thought(thought, reply) if think and thought else NO_THOUGHT + reply
         messages[at] = Message("assistant", text)
-    return replace(example, messages=tuple(messages), exact=(), codec="")
+    return replace(example, messages=tuple(messages), exact=(), tokenizer="")
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------
 
 
-def rows_of(example: Example, codec: Codec, end: int) -> list[Tokens]:
+def rows_of(example: Example, tokenizer: ChatTokenizer, end: int) -> list[Tokens]:
     """The tokens of an example: as they were sampled, or encoded anew, each answer with the token *end*.
 
     More than one row where the template rewrites history (drops earlier thoughts, say).
     """
-    if example.exact and same_tokens(example.codec, codec.name):
+    if example.exact and same_tokens(example.tokenizer, tokenizer.name):
         return list(example.exact)
-    return list(map(Tokens.of, encode_conversation(example.messages, example.replies, codec, end)))
+    return list(map(Tokens.of, encode_conversation(example.messages, example.replies, tokenizer, end)))
 
 
 def same_tokens(one: str, other: str) -> bool:
-    """Whether two codecs write the same ids: their names end in a hash of vocabulary and template."""
+    """Whether two tokenizers write the same ids: their names end in a hash of vocabulary and template."""
     return one == other or (bool(_HASH.search(one)) and one[-12:] == other[-12:])
 
 
 def examined(
-    examples: Iterable[Example], codec: Codec, context: int, left_out: Counter[str], *, dedupe: bool = False
+    examples: Iterable[Example], tokenizer: ChatTokenizer, context: int, left_out: Counter[str], *, dedupe: bool = False
 ) -> Iterator[Tokens]:
     """The rows of all examples that fit; *left_out* counts why others do not.
 
@@ -385,14 +385,14 @@ def examined(
         dedupe: of equal rows only the first.
     """
     seen: set[bytes] = set()
-    end = end_of_turn(codec)
+    end = end_of_turn(tokenizer)
     for example in examples:
-        exact = bool(example.exact) and same_tokens(example.codec, codec.name)
+        exact = bool(example.exact) and same_tokens(example.tokenizer, tokenizer.name)
         if not exact and (example.calls or not example.replies):
             why = "with tool calls" if example.calls else "with messages that lack some turns"
             left_out[f"{why}, which train only with the tokens that were sampled"] += 1
             continue
-        found = rows_of(example, codec, end)
+        found = rows_of(example, tokenizer, end)
         if any(len(row.ids) > context for row in found):
             left_out[f"longer than the model's {context} tokens"] += 1
             continue

@@ -20,7 +20,7 @@ from quintain.learning import Learner, SupervisedUpdate, TrainingSequence, super
 from quintain.models import LoadedModel
 from quintain.training import derived_seed, free_name, save_model
 
-from .sources import Example, Source, Tokens, examined, mixed, reasons
+from .sources import Example, ExampleSource, Tokens, examined, mixed, reasons
 
 WARMUP = 0.03
 """Share of the updates over which the learning rate rises."""
@@ -71,7 +71,7 @@ class SFTReport:
 
 def tune(
     model: LoadedModel,
-    source: Source,
+    source: ExampleSource,
     *,
     epochs: int = 3,
     lr: float = 1e-5,
@@ -108,7 +108,7 @@ def tune(
     began = time.monotonic()
     examples, thinking = with_thoughts(source, think, seed)
     left_out = Counter(source.left_out)
-    rows = list(examined(examples, model.codec, model.context, left_out, dedupe=dedupe))
+    rows = list(examined(examples, model.tokenizer, model.context, left_out, dedupe=dedupe))
     if not rows:
         raise UsageError(f"nothing in {source.name!r} is fit to train {model.path!r}: {reasons(left_out)}")
     per_epoch = -(-len(rows) // batch)
@@ -153,7 +153,7 @@ def _batches(rows: Sequence[Tokens], *, epochs: int, batch: int, seed: int) -> I
             yield [rows[i].sequence() for i in order[start : start + batch]]
 
 
-def with_thoughts(source: Source, share: float | None, seed: int) -> tuple[list[Example], int | None]:
+def with_thoughts(source: ExampleSource, share: float | None, seed: int) -> tuple[list[Example], int | None]:
     """Draw which examples keep their thought, each with probability *share*; return the examples and the number.
 
     Raises:
@@ -188,7 +188,7 @@ def save(folder: Path, learner: Learner, model: LoadedModel, report: SFTReport) 
     place = folder
     while True:
         try:
-            save_model(place, learner, model.codec, {"sft": report.to_json()})
+            save_model(place, learner, model.tokenizer, {"sft": report.to_json()})
             return place
         except StorageError:
             if not filled(place):

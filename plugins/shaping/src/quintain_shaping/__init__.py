@@ -1,4 +1,4 @@
-"""Rewards on the form of a reply, to add to what a verdict says."""
+"""Rewards on the form of a reply, to add to the outcome reward."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from typing import Any
 from quintain.errors import StorageError, UsageError
 from quintain.evaluation import tasks_of
 from quintain.learning import demonstrations_of
-from quintain.models import HFCodec, LoadedModel, as_device, fuse_storage
+from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage
 from quintain.training import (
     ModelRequest,
     ModelSource,
@@ -90,8 +90,8 @@ class DefaultModel(WarmStart, ModelSource):
         return asyncio.run(self._train_once(request))
 
     async def _train_once(self, request: ModelRequest) -> Path:
-        async with opened_environments(request.castings, request.services) as (environments, services):
-            name = request.castings[0].name
+        async with opened_environments(request.specs, request.services) as (environments, services):
+            name = request.specs[0].name
             plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])  # the last word of module:Class
             folder = cache_folder() / "models" / f"{plain_name}-{self._hash(environments, request.seed)}"
             if not _is_complete(folder):
@@ -127,7 +127,7 @@ class DefaultModel(WarmStart, ModelSource):
             model, environments, self, seed=request.seed, services=services, progress=progress
         )
         with _caching():
-            save_model(folder, learner, model.codec, {"warm_start": asdict(report)})
+            save_model(folder, learner, model.tokenizer, {"warm_start": asdict(report)})
         if not report.reached:
             screen.warn(
                 f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} updates, outside its target"
@@ -158,7 +158,7 @@ class DefaultModel(WarmStart, ModelSource):
             "format": FORMAT,
             "seed": seed,
             "settings": asdict(self),
-            "tokenizer": HFCodec(build_tokenizer()).name,
+            "tokenizer": HFTokenizer(build_tokenizer()).name,
             "environments": shown,
         }
         return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -167,9 +167,9 @@ class DefaultModel(WarmStart, ModelSource):
 def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
     """The default model before the warm start; *sizes* as for `quintain_starter.architecture.build_model`."""
     module: Any = build_model(seed, **sizes)
-    codec = HFCodec(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
+    tokenizer = HFTokenizer(build_tokenizer(), stop_ids=tuple(module.config.eos_token_id))
     module.to(as_device(device))
-    return LoadedModel(module=module, codec=codec, path="default", context=CONTEXT, fused=fuse_storage(module))
+    return LoadedModel(module=module, tokenizer=tokenizer, path="default", context=CONTEXT, fused=fuse_storage(module))
 
 
 def cache_folder() -> Path:

@@ -26,7 +26,7 @@ from quintain.learning import (
     end_of_turn,
     supervised_updates,
 )
-from quintain.models import Codec, LoadedModel
+from quintain.models import ChatTokenizer, LoadedModel
 from quintain.training import embedded_engine
 
 from .architecture import CONTEXT
@@ -138,7 +138,7 @@ async def warm_start(
     engine = embedded_engine(model, slots=SLOTS)
     learner = Learner(model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98))
     low, high = settings.target
-    examples = _shuffled(examples_of(environments, model.codec), Random(seed))
+    examples = _shuffled(examples_of(environments, model.tokenizer), Random(seed))
     steps = tokens = inside = halvings = 0
     accuracy, lr, longest = 0.0, settings.lr, 1
     checks: list[Check] = []
@@ -205,7 +205,7 @@ async def _accuracy(
             engine,
             split="dev",
             tasks=some,
-            how=greedy,
+            sampling=greedy,
             services={**services, "policy": engine},
             concurrency=SLOTS,
         )
@@ -223,19 +223,19 @@ async def _accuracy(
     return math.fsum(accuracies) / len(accuracies), False
 
 
-def examples_of(environments: Sequence[AnyEnvironment], codec: Codec) -> Iterator[TrainingSequence]:
+def examples_of(environments: Sequence[AnyEnvironment], tokenizer: ChatTokenizer) -> Iterator[TrainingSequence]:
     """Yield the demonstrations of ``train`` as token sequences, over and over; environments take turns.
 
     Raises:
         UsageError: an environment has no demonstrations, or none that fits the context.
     """
     sources = [_repeated(environment) for environment in environments]
-    end, too_long = end_of_turn(codec), 0
+    end, too_long = end_of_turn(tokenizer), 0
     while True:
         for source, environment in zip(sources, environments, strict=True):
             prompt, reply = next(source)
             messages = [*prompt, Message("assistant", reply)]
-            (sequence,) = encode_conversation(messages, (len(prompt),), codec, end)
+            (sequence,) = encode_conversation(messages, (len(prompt),), tokenizer, end)
             too_long = too_long + 1 if len(sequence.ids) > CONTEXT else 0
             if too_long > TOO_LONG:
                 raise UsageError(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.errors import UsageError
-from quintain.training import RunFolder, spells, write_atomically
+from quintain.training import RunFolder, alert_intervals, write_atomically
 
 from .figure import BLUE, GREEN, GREY, ORANGE, RED, add_legend, render_png, shade_between
 
@@ -32,7 +32,7 @@ def draw(folder: RunFolder) -> Path:
 def picture(metrics: Records, *, title: str = "") -> bytes:
     """Draw reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG.
 
-    The steps on which an alarm was on are shaded in the panel that it concerns.
+    The steps on which an alert was on are shaded in the panel that it concerns.
 
     Args:
         metrics: records of ``metrics.jsonl``.
@@ -48,7 +48,7 @@ def picture(metrics: Records, *, title: str = "") -> bytes:
         for panel, paint_panel in zip(panels.flat, (_accuracy, _reward, _lengths, _entropy), strict=True):
             paint_panel(panel, metrics)
             panel.margins(x=0.01)
-        for name, first, last in spells(metrics):
+        for name, first, last in alert_intervals(metrics):
             _shade_alarm(panels.flat[_PANEL_OF.get(name, _REWARD_PANEL)], name, first, last)
         for panel in panels[1]:
             panel.set_xlabel("step")
@@ -80,7 +80,7 @@ def _reward(panel: Any, metrics: Records) -> None:
     shaped = any("reward.shaping.mean" in m for m in metrics)
     _line(panel, metrics, "reward.mean", ORANGE, "with shaping" if shaped else "")
     if shaped:
-        _line(panel, metrics, "reward.verdict.mean", BLUE, "verdict")
+        _line(panel, metrics, "reward.outcome.mean", BLUE, "outcome")
     add_legend(panel, "best")
 
 

@@ -1,4 +1,4 @@
-"""Episodes: limits, endings, retries, seats, tools, seeds, and order that never depends on arrival."""
+"""Episodes: limits, terminations, retries, players, tools, seeds, and order that never depends on arrival."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
-from quintain.rollouts.runner import Job, Setting, run_groups
-from quintain.types.rollout import EndingKind, Group, Rollout
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain.types.rollout import Group, Rollout, TerminationKind
 from quintain.types.sampling import Sampling, derived_seed
 from quintain.types.task import Task
 
@@ -33,19 +33,19 @@ class Base(Environment[Task, Any]):
         return [Task(prompt=f"{i}", answer=i) for i in range(4)]
 
 
-def play(environment: Environment, engine: Speaker, members: int = 1, tasks: int = 1, **setting: Any) -> list[Group]:
-    jobs = [
-        Job(environment=environment, task=t, members=members, index=i)
+def play(environment: Environment, engine: Speaker, group_size: int = 1, tasks: int = 1, **context: Any) -> list[Group]:
+    requests = [
+        RolloutRequest(environment=environment, task=t, group_size=group_size, index=i)
         for i, t in enumerate(list(environment.tasks("train"))[:tasks])
     ]
-    return asyncio.run(run_groups(jobs, Setting(engine=engine, **setting)))
+    return asyncio.run(run_groups(requests, RolloutContext(engine=engine, **context)))
 
 
-def one(environment: Environment, engine: Speaker, **setting: Any) -> Rollout:
-    return play(environment, engine, **setting)[0].rollouts[0]
+def one(environment: Environment, engine: Speaker, **context: Any) -> Rollout:
+    return play(environment, engine, **context)[0].rollouts[0]
 
 
-def echo(prompt: str, how: Sampling) -> str:
+def echo(prompt: str, sampling: Sampling) -> str:
     return prompt.split("user\n")[-1].split("<|im_end|>")[0]
 
 
@@ -53,13 +53,13 @@ def test_single_turn_is_the_default() -> None:
     """An environment of tasks and a reward needs nothing else."""
     rollout = one(Base(), Speaker(echo))
 
-    assert (EndingKind.FINISHED, 1.0, "0") == (rollout.ending.kind, rollout.verdict.total, rollout.reply)
+    assert (TerminationKind.FINISHED, 1.0, "0") == (rollout.termination.kind, rollout.outcome.total, rollout.reply)
     assert 2 == rollout.tokens
     assert ["user", "assistant"] == [m.role for m in rollout.messages]
 
 
 def test_turn_limit_lets_the_code_after_the_loop_run() -> None:
-    """`turns()` stops at the limit, the evidence arrives, the ending says so."""
+    """`turns()` stops at the limit, the result arrives, the termination says so."""
 
     class Talk(Base):
         limits = Limits(turns=3)
@@ -74,12 +74,12 @@ def test_turn_limit_lets_the_code_after_the_loop_run() -> None:
 
     rollout = one(Talk(), Speaker(echo))
 
-    assert (EndingKind.TRUNCATED, "turns", {"turns": 3}) == (
-        rollout.ending.kind,
-        rollout.ending.reason,
-        rollout.evidence,
+    assert (TerminationKind.TRUNCATED, "turns", {"turns": 3}) == (
+        rollout.termination.kind,
+        rollout.termination.reason,
+        rollout.result,
     )
-    assert rollout.verdict is not None
+    assert rollout.outcome is not None
 
 
 def test_token_limit_spans_turns() -> None:
@@ -94,13 +94,13 @@ def test_token_limit_spans_turns() -> None:
                 agent.user("go on")
             return 0
 
-    rollout = one(Talk(), Speaker(lambda prompt, how: "abc"))
+    rollout = one(Talk(), Speaker(lambda prompt, sampling: "abc"))
 
-    assert (7, "tokens") == (rollout.tokens, rollout.ending.reason)
+    assert (7, "tokens") == (rollout.tokens, rollout.termination.reason)
 
 
 def test_a_limit_that_leaves_the_coroutine_is_an_early_end_scored_as_the_environment_says() -> None:
-    """No evidence: the verdict is `early`, the reward does not run."""
+    """No result: the outcome is `early`, the reward does not run."""
 
     class Talk(Base):
         early = -0.5
@@ -112,18 +112,24 @@ def test_a_limit_that_leaves_the_coroutine_is_an_early_end_scored_as_the_environ
 
     rollout = one(Talk(), Speaker(echo))
 
-    assert (EndingKind.TRUNCATED, True, -0.5) == (rollout.ending.kind, rollout.ending.early, rollout.verdict.total)
+    assert (TerminationKind.TRUNCATED, True, -0.5) == (
+        rollout.termination.kind,
+        rollout.termination.early,
+        rollout.outcome.total,
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "kind", "valid"),
     [
-        (PolicyFault("illegal"), EndingKind.POLICY_FAULT, True),
-        (ValueError("bug"), EndingKind.ENVIRONMENT_ERROR, False),
-        (InfrastructureError("down"), EndingKind.INFRASTRUCTURE_ERROR, False),
+        (PolicyFault("illegal"), TerminationKind.POLICY_FAULT, True),
+        (ValueError("bug"), TerminationKind.ENVIRONMENT_ERROR, False),
+        (InfrastructureError("down"), TerminationKind.INFRASTRUCTURE_ERROR, False),
     ],
 )
-def test_what_an_environment_raises_becomes_its_ending(error: Exception, kind: EndingKind, valid: bool) -> None:
+def test_what_an_environment_raises_becomes_its_termination(
+    error: Exception, kind: TerminationKind, valid: bool
+) -> None:
     """Each kind of failure keeps its name; only the policy's are scored."""
 
     class Bad(Base):
@@ -132,20 +138,24 @@ def test_what_an_environment_raises_becomes_its_ending(error: Exception, kind: E
 
     rollout = one(Bad(), Speaker(echo))
 
-    assert (kind, valid) == (rollout.ending.kind, rollout.valid)
-    assert valid == (rollout.verdict is not None)
+    assert (kind, valid) == (rollout.termination.kind, rollout.valid)
+    assert valid == (rollout.outcome is not None)
 
 
 def test_our_failures_are_retried_with_the_same_seed_then_masked() -> None:
     """One hiccup is mended; a lasting failure stays a failure, never a zero."""
     fails = iter([InfrastructureError("hiccup")])
-    engine = Speaker(lambda prompt, how: next(fails, "0"))
+    engine = Speaker(lambda prompt, sampling: next(fails, "0"))
     mended = one(Base(), engine, retries=1)
-    lasting = one(Base(), Speaker(lambda prompt, how: InfrastructureError("down")), retries=2)
+    lasting = one(Base(), Speaker(lambda prompt, sampling: InfrastructureError("down")), retries=2)
 
-    assert (1.0, 2) == (mended.verdict.total, mended.ending.attempts)
+    assert (1.0, 2) == (mended.outcome.total, mended.termination.attempts)
     assert engine.seeds[0] == engine.seeds[1]
-    assert (EndingKind.INFRASTRUCTURE_ERROR, 3, None) == (lasting.ending.kind, lasting.ending.attempts, lasting.verdict)
+    assert (TerminationKind.INFRASTRUCTURE_ERROR, 3, None) == (
+        lasting.termination.kind,
+        lasting.termination.attempts,
+        lasting.outcome,
+    )
 
 
 def test_time_limit_is_ours() -> None:
@@ -159,33 +169,33 @@ def test_time_limit_is_ours() -> None:
 
     rollout = one(Slow(), Speaker(echo), retries=0)
 
-    assert (EndingKind.TIMEOUT, False) == (rollout.ending.kind, rollout.valid)
+    assert (TerminationKind.TIMEOUT, False) == (rollout.termination.kind, rollout.valid)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "1.0", [1.0]])
-def test_a_reward_that_gives_no_finite_number_fails_its_member_only(value: Any) -> None:
+def test_a_reward_that_gives_no_finite_number_fails_its_sample_only(value: Any) -> None:
     """NaN, infinity, None and text are typed failures that say what came."""
 
     @reward
     def odd(rollout: Rollout) -> Any:
-        return value if rollout.member == 0 else 1.0
+        return value if rollout.sample == 0 else 1.0
 
     class Odd(Base):
         reward = odd
 
-    a, b = play(Odd(), Speaker(echo), members=2)[0].rollouts
+    a, b = play(Odd(), Speaker(echo), group_size=2)[0].rollouts
 
-    assert (EndingKind.REWARD_ERROR, None) == (a.ending.kind, a.verdict)
-    assert "odd" in a.ending.reason
-    assert 1.0 == b.verdict.total
+    assert (TerminationKind.REWARD_ERROR, None) == (a.termination.kind, a.outcome)
+    assert "odd" in a.termination.reason
+    assert 1.0 == b.outcome.total
 
 
-def test_group_rewards_see_valid_members_only() -> None:
-    """A failed member is not ranked."""
+def test_group_rewards_see_valid_samples_only() -> None:
+    """A failed sample is not ranked."""
 
     @reward
     def picky(rollout: Rollout) -> float:
-        if rollout.member == 1:
+        if rollout.sample == 1:
             raise RewardFault("broken checker")
         return 1.0
 
@@ -197,14 +207,14 @@ def test_group_rewards_see_valid_members_only() -> None:
         reward = picky
         shaping: Reward = crowd
 
-    group = play(Crowd(), Speaker(echo), members=3)[0]
+    group = play(Crowd(), Speaker(echo), group_size=3)[0]
 
     assert [2.0, None, 2.0] == [r.shaping.total if r.shaping else None for r in group.rollouts]
     assert 2 == len(group.valid)
 
 
-def test_evidence_must_be_plain_data() -> None:
-    """A live handle as evidence is the environment's error."""
+def test_result_must_be_plain_data() -> None:
+    """A live handle as result is the environment's error."""
 
     class Leaky(Base):
         async def rollout(self, task: Task, agent: Agent) -> Any:
@@ -221,8 +231,8 @@ def test_evidence_must_be_plain_data() -> None:
 
     leaky = one(Leaky(), Speaker(echo), retries=0)
 
-    assert EndingKind.ENVIRONMENT_ERROR == leaky.ending.kind
-    assert Board(True, [1]) == one(Plain(), Speaker(echo)).evidence
+    assert TerminationKind.ENVIRONMENT_ERROR == leaky.termination.kind
+    assert Board(True, [1]) == one(Plain(), Speaker(echo)).result
 
 
 def test_tools_run_and_their_results_reach_the_policy() -> None:
@@ -247,13 +257,13 @@ def test_tools_run_and_their_results_reach_the_policy() -> None:
             "it is 5",
         ]
     )
-    rollout = one(Adder(), Speaker(lambda prompt, how: next(said)))
+    rollout = one(Adder(), Speaker(lambda prompt, sampling: next(said)))
     first, second, last = rollout.turns
 
-    assert "it is 5" == rollout.evidence == last.reply
+    assert "it is 5" == rollout.result == last.reply
     assert "wrong arguments" in (first.calls[0].result or "")
     assert "5" == second.calls[0].result
-    assert "add" in Speaker(echo).codec.decode(rollout.transcripts[""].path(0).ids).split("</tools>")[0]
+    assert "add" in Speaker(echo).tokenizer.decode(rollout.transcripts[""].path(0).ids).split("</tools>")[0]
 
 
 def test_unreadable_calls_use_up_their_chances() -> None:
@@ -266,8 +276,8 @@ def test_unreadable_calls_use_up_their_chances() -> None:
             agent.user("go")
             await agent.run()
 
-    rollout = one(Adder(), Speaker(lambda prompt, how: "<tool_call>{</tool_call>"))
-    assert EndingKind.FINISHED == rollout.ending.kind  # no tools were offered: it is just text
+    rollout = one(Adder(), Speaker(lambda prompt, sampling: "<tool_call>{</tool_call>"))
+    assert TerminationKind.FINISHED == rollout.termination.kind  # no tools were offered: it is just text
 
     class Offered(Adder):
         async def rollout(self, task: Task, agent: Agent) -> None:
@@ -277,37 +287,37 @@ def test_unreadable_calls_use_up_their_chances() -> None:
             agent.user("go")
             await agent.run(go)
 
-    rollout = one(Offered(), Speaker(lambda prompt, how: "<tool_call>{</tool_call>"))
-    assert (EndingKind.POLICY_FAULT, 3) == (rollout.ending.kind, len(rollout.turns))
+    rollout = one(Offered(), Speaker(lambda prompt, sampling: "<tool_call>{</tool_call>"))
+    assert (TerminationKind.POLICY_FAULT, 3) == (rollout.termination.kind, len(rollout.turns))
 
 
-def test_seats_talk_separately_and_only_the_policys_train() -> None:
-    """Two seats of the policy have transcripts of their own; a seat with an engine of its own has none."""
+def test_players_talk_separately_and_only_the_policys_train() -> None:
+    """Two players of the policy have transcripts of their own; a player with an engine of its own has none."""
 
     class Duel(Base):
         limits = Limits(turns=4)
 
         async def rollout(self, task: Task, agent: Agent) -> str:
-            other, judge = agent.seat("other"), agent.seat("judge", Speaker(lambda prompt, how: "fair"))
-            for seat in (agent, other, judge):
-                seat.user("say")
-                await seat.turn()
+            other, judge = agent.player("other"), agent.player("judge", Speaker(lambda prompt, sampling: "fair"))
+            for player in (agent, other, judge):
+                player.user("say")
+                await player.turn()
             return ""
 
-    rollout = one(Duel(), Speaker(lambda prompt, how: f"{how.seed}"))
+    rollout = one(Duel(), Speaker(lambda prompt, sampling: f"{sampling.seed}"))
 
     assert {"", "other"} == set(rollout.transcripts)
-    assert ["", "other", "judge"] == [t.seat for t in rollout.turns]
+    assert ["", "other", "judge"] == [t.player for t in rollout.turns]
     assert rollout.turns[0].text != rollout.turns[1].text
 
 
-def test_seeds_depend_on_run_task_and_member_alone() -> None:
+def test_seeds_depend_on_run_task_and_sample_alone() -> None:
     """Neither the order of tasks, nor concurrency, nor timing changes a seed or a result."""
 
     def texts(concurrency: int, jitter: int | None) -> list[list[str]]:
-        engine = Speaker(lambda prompt, how: str(how.seed), jitter=jitter)
+        engine = Speaker(lambda prompt, sampling: str(sampling.seed), jitter=jitter)
         return [
-            [r.reply for r in g.rollouts] for g in play(Base(), engine, members=3, tasks=4, concurrency=concurrency)
+            [r.reply for r in g.rollouts] for g in play(Base(), engine, group_size=3, tasks=4, concurrency=concurrency)
         ]
 
     assert texts(256, None) == texts(2, 1) == texts(5, 2)
@@ -327,7 +337,7 @@ def test_concurrency_is_bounded() -> None:
             await asyncio.sleep(0.001)
             live -= 1
 
-    play(Count(), Speaker(echo), members=5, tasks=4, concurrency=3)
+    play(Count(), Speaker(echo), group_size=5, tasks=4, concurrency=3)
 
     assert 3 == most
 
@@ -350,24 +360,24 @@ def test_a_task_longer_than_the_context_says_what_to_do() -> None:
     """It is no fault of the policy's."""
     rollout = one(Base(), Speaker(echo, context=10))
 
-    assert EndingKind.ENVIRONMENT_ERROR == rollout.ending.kind
-    assert "longer context" in rollout.ending.reason
+    assert TerminationKind.ENVIRONMENT_ERROR == rollout.termination.kind
+    assert "longer context" in rollout.termination.reason
 
 
-def test_an_engine_may_differ_by_task_and_by_seat() -> None:
-    """`for_task` and `for_seat` are of the contract; by default both give the engine itself."""
+def test_an_engine_may_differ_by_task_and_by_player() -> None:
+    """`for_task` and `for_player` are of the contract; by default both give the engine itself."""
     asked: list[str] = []
 
     class ByTask(Speaker):
         def for_task(self, task: Task) -> Speaker:
-            return Speaker(lambda prompt, how: str(task.answer)) if task.answer else self
+            return Speaker(lambda prompt, sampling: str(task.answer)) if task.answer else self
 
-        def for_seat(self, name: str) -> Speaker:
+        def for_player(self, name: str) -> Speaker:
             asked.append(name)
             return self
 
     plain = Speaker(echo)
-    assert plain is plain.for_task(Task(prompt="?")) is plain.for_seat("rival")
-    groups = play(Base(), ByTask(lambda prompt, how: "nothing"), tasks=3)
+    assert plain is plain.for_task(Task(prompt="?")) is plain.for_player("rival")
+    groups = play(Base(), ByTask(lambda prompt, sampling: "nothing"), tasks=3)
     assert ["nothing", "1", "2"] == [g.rollouts[0].reply for g in groups]
     assert [""] == asked

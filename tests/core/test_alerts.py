@@ -1,4 +1,4 @@
-"""Alarms: each rings where it should, stays silent on a healthy run, does not flicker, and survives a resume."""
+"""Alerts: each rings where it should, stays silent on a healthy run, does not flicker, and survives a resume."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 
 from quintain.testing import isolated_plugins
-from quintain.training import alerts as alarms
-from quintain.training.alerts import ALARMS, Alarm, Band, Change, History, Watch, spells
+from quintain.training import alerts as alerts
+from quintain.training.alerts import ALERTS, Alert, AlertMonitor, Change, History, Thresholds, alert_intervals
 from quintain.training.run_folder import Record
 from quintain.training.screen import Screen
 from quintain.training.storage import plain
-from quintain.training.summary import alarms as ending
+from quintain.training.summary import alerts as ending
 
 from .everything import played, settings
 
-BY_NAME = {alarm.name: alarm for alarm in ALARMS}
+BY_NAME = {alert.name: alert for alert in ALERTS}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "health.md"
 
 
@@ -69,10 +69,10 @@ def spoiled(**changes: Callable[[int, float], Any]) -> list[Record]:
 
 
 def rung(records: list[Record]) -> dict[str, tuple[int, int]]:
-    """First and last step of each alarm."""
-    watch = Watch()
-    told = [{"step": r["step"], "alarms": watch.see(r).active} for r in records]
-    found = spells(told)
+    """First and last step of each alert."""
+    alert_monitor = AlertMonitor()
+    told = [{"step": r["step"], "alerts": alert_monitor.see(r).active} for r in records]
+    found = alert_intervals(told)
     assert len({name for name, _, _ in found}) == len(found), found
     return {name: (first, last) for name, first, last in found}
 
@@ -100,7 +100,7 @@ def test_a_healthy_run_is_left_alone(seed: int, solved: float) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_each_alarm_rings_where_it_should_and_alone(name: str) -> None:
+def test_each_alert_rings_where_it_should_and_alone(name: str) -> None:
     """Within fifteen steps of the trouble (held-out accuracy: three measurements), and to the end."""
     found = rung(spoiled(**SPOILED[name]))
 
@@ -110,7 +110,7 @@ def test_each_alarm_rings_where_it_should_and_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_an_alarm_ends_where_the_trouble_does(name: str) -> None:
+def test_an_alert_ends_where_the_trouble_does(name: str) -> None:
     spoilt = spoiled(**SPOILED[name])
     first, _ = rung(spoilt)[name]
     mended = [r if r["step"] <= first + 2 else h for r, h in zip(spoilt, healthy(200, solved=0.7), strict=False)]
@@ -121,25 +121,25 @@ def test_an_alarm_ends_where_the_trouble_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ratio_explosion", "all_solved", "mismatch", "truncated", "failures"])
 def test_noise_between_the_thresholds_changes_nothing(name: str) -> None:
-    """Inside the band an alarm that is on stays on, one that is off stays off."""
-    column, band = {
-        "ratio_explosion": ("ratio.max", Band(*map(math.exp, alarms.RATIO))),
-        "all_solved": ("zero_variance.all_right", alarms.ALL_SOLVED),
-        "mismatch": ("mismatch.mean", alarms.MISMATCH),
-        "truncated": ("truncated", alarms.TRUNCATED),
-        "failures": ("failed", alarms.FAILURES),
+    """Inside the band an alert that is on stays on, one that is off stays off."""
+    column, thresholds = {
+        "ratio_explosion": ("ratio.max", Thresholds(*map(math.exp, alerts.RATIO))),
+        "all_solved": ("zero_variance.all_right", alerts.ALL_SOLVED),
+        "mismatch": ("mismatch.mean", alerts.MISMATCH),
+        "truncated": ("truncated", alerts.TRUNCATED),
+        "failures": ("failed", alerts.FAILURES),
     }[name]
     draw = random.Random(0)
-    low, high = sorted(band)
+    low, high = sorted(thresholds)
     wobble = [low + (high - low) * (0.02 + 0.96 * draw.random()) for _ in range(200)]
     off = [{**r, column: value} for r, value in zip(healthy(200)[1:], wobble, strict=True)]
-    on = [{**r, column: 2 * band.begins} if r["step"] <= 5 else r for r in off]
+    on = [{**r, column: 2 * thresholds.begins} if r["step"] <= 5 else r for r in off]
 
     assert name not in rung(off)
     assert rung(on)[name] == (5, 200)
 
 
-def test_one_bad_step_is_no_alarm_unless_it_is_beyond_measure() -> None:
+def test_one_bad_step_is_no_alert_unless_it_is_beyond_measure() -> None:
     for name in ("mismatch", "truncated", "failures", "all_solved"):
         (key,) = SPOILED[name]
         one = spoiled(**{key: lambda at, old, key=key, name=name: SPOILED[name][key](at, old) if at == 7 else old})
@@ -151,7 +151,7 @@ def test_one_bad_step_is_no_alarm_unless_it_is_beyond_measure() -> None:
 
 
 def test_a_policy_that_is_right_may_be_sure() -> None:
-    """Solved tasks: entropy gone, groups all right, no gradient; one alarm only, that nothing is left to learn from."""
+    """Solved tasks: entropy gone, groups all right, no gradient; one alert only, that nothing is left to learn from."""
     records = healthy()
     for record in records[20:]:
         record |= {"success": 1.0, "entropy.sampled": 1e-4, "zero_variance.all_right": 1.0}
@@ -161,7 +161,7 @@ def test_a_policy_that_is_right_may_be_sure() -> None:
 
 
 def test_a_vanished_gradient_is_nothing_learned() -> None:
-    """Also where advantages differ from 0 and updates are made; so is a step without admitted groups."""
+    """Also where advantages differ from 0 and updates are made; so is a step without accepted groups."""
     assert set(rung(spoiled(grad_norm=lambda at, old: 1e-6))) == {"nothing_learned"}
     assert set(rung(spoiled(updates=nothing, idle=nothing, grad_norm=nothing))) == {"nothing_learned"}
 
@@ -174,7 +174,7 @@ def test_held_out_alone_may_fall() -> None:
 
 
 def test_what_is_missing_or_not_finite_changes_nothing() -> None:
-    """Few steps, empty ones and null columns begin no alarm and end none."""
+    """Few steps, empty ones and null columns begin no alert and end none."""
     assert not rung([{"step": i} for i in range(1, 9)])
     assert not rung([{"step": 1, "failed": 1.0, "truncated": 1.0, "mismatch.mean": 9.0, "ratio.max": 1e9}])
     assert not rung(spoiled(failed=lambda at, old: 1.0 if at > 5 and at % 5 in (1, 2) else None))
@@ -187,64 +187,64 @@ def test_the_best_measurement_is_never_forgotten() -> None:
     for step, accuracy in enumerate([0.2, 0.9, *(0.5 + i / 1000 for i in range(30))]):
         history = history.then({"step": step, "held_out.accuracy": accuracy})
 
-    assert len(history.marks) == alarms.MARKS + 1
+    assert len(history.marks) == alerts.MARKS + 1
     assert max(mark.accuracy for mark in history.marks) == 0.9
 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(name: str) -> None:
-    """Whatever step it stopped at: the lines of the file are all that an alarm knows."""
+    """Whatever step it stopped at: the lines of the file are all that an alert knows."""
     records = [json.loads(json.dumps(plain(r))) for r in spoiled(**SPOILED[name])]
-    whole = Watch()
+    whole = AlertMonitor()
     told = [whole.see(r) for r in records]
     for stop in range(1, len(records), 7):
-        again = Watch(records[:stop])
+        again = AlertMonitor(records[:stop])
         assert [again.see(r) for r in records[stop:]] == told[stop:]
 
 
 def test_the_screen_says_it_once_when_it_begins_and_once_when_it_ends() -> None:
     """Also where only warnings are shown; the sentence has the numbers and what to try."""
     for quiet in (False, True):
-        out, watch = io.StringIO(), Watch()
+        out, alert_monitor = io.StringIO(), AlertMonitor()
         screen = Screen(out, quiet=quiet)
         for record in spoiled(truncated=lambda at, old: 0.5 if at < 20 else old):
-            screen.alarms(watch.see(record), record)
+            screen.alerts(alert_monitor.see(record), record)
         begun, *ended = out.getvalue().splitlines()
-        assert begun.startswith("alarm: truncated: many answers")
+        assert begun.startswith("alert: truncated: many answers")
         assert "(truncated 0.5" in begun
         assert begun.endswith(BY_NAME["truncated"].remedy)
-        assert ended == ([] if quiet else ["alarm over: truncated"])
+        assert ended == ([] if quiet else ["alert over: truncated"])
     assert not Change().active
 
 
 def test_when_they_rang() -> None:
     records = [
-        {"step": i, "alarms": ["a"] * (i in (2, 3, 5)) + ["b"] * (i == 1) + ["c"] * (i > 3)} for i in range(1, 7)
+        {"step": i, "alerts": ["a"] * (i in (2, 3, 5)) + ["b"] * (i == 1) + ["c"] * (i > 3)} for i in range(1, 7)
     ]
 
-    assert spells(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
+    assert alert_intervals(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
     assert ending(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
     assert ending([{"step": 1}]) == ""
 
 
-@pytest.mark.parametrize("alarm", ALARMS, ids=lambda a: a.name)
-def test_each_alarm_is_explained(alarm: Alarm) -> None:
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
+def test_each_alert_is_explained(alert: Alert) -> None:
     """On the screen and on its page, with the thresholds that it has."""
-    section = re.search(rf"^### {alarm.name}\n(.*?)(?=^### |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
+    section = re.search(rf"^### {alert.name}\n(.*?)(?=^### |\Z)", PAGE.read_text(encoding="utf-8"), re.M | re.S)
     shares = {
-        "entropy_collapse": (alarms.ENTROPY_GONE, alarms.UNSOLVED),
-        "ratio_explosion": (tuple(map(math.exp, alarms.RATIO)), tuple(map(math.exp, alarms.RATIO_AT_ONCE[:1]))),
-        "held_out_falls": ((alarms.LEAST_FALL,),),
-        "all_solved": (alarms.ALL_SOLVED,),
-        "nothing_learned": ((alarms.IDLE, alarms.UNSOLVED.begins),),
-        "mismatch": (alarms.MISMATCH,),
-        "truncated": (alarms.TRUNCATED[1:],),
-        "failures": (alarms.FAILURES,),
-    }[alarm.name]
+        "entropy_collapse": (alerts.ENTROPY_GONE, alerts.UNSOLVED),
+        "ratio_explosion": (tuple(map(math.exp, alerts.RATIO)), tuple(map(math.exp, alerts.RATIO_AT_ONCE[:1]))),
+        "held_out_falls": ((alerts.LEAST_FALL,),),
+        "all_solved": (alerts.ALL_SOLVED,),
+        "nothing_learned": ((alerts.IDLE, alerts.UNSOLVED.begins),),
+        "mismatch": (alerts.MISMATCH,),
+        "truncated": (alerts.TRUNCATED[1:],),
+        "failures": (alerts.FAILURES,),
+    }[alert.name]
 
     assert section is not None
-    assert alarm.meaning[0].islower() and not alarm.meaning.endswith(".")
-    assert alarm.remedy[0].isupper() and alarm.remedy.endswith(".")
+    assert alert.meaning[0].islower() and not alert.meaning.endswith(".")
+    assert alert.remedy[0].isupper() and alert.remedy.endswith(".")
     for value in (v for pair in shares for v in pair):
         assert {f"{value:g}", f"{value:.0%}".replace("%", " %")} & set(re.findall(r"[\d.]*\d(?: %)?", section[1])), (
             value
@@ -256,7 +256,7 @@ COLLAPSE: dict[str, Any] = {
     "environments": [{"use": "tests.core.everything:Word"}],
     "algorithm": {"use": "dr_grpo"},
     "learner__lr": 0.3,
-    "batch": {"groups": 8, "members": 8},
+    "batch": {"prompts": 8, "group_size": 8},
     "evaluation__every": 0,
 }
 
@@ -269,27 +269,27 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     with isolated_plugins() as registry:
         registry.add("hooks", "tracker", tracker)
         records, screen, _ = played(tmp_path / "absurd", settings(**COLLAPSE))
-    when = {name: first for name, first, _ in spells(records)}
+    when = {name: first for name, first, _ in alert_intervals(records)}
 
     assert records[1]["entropy.sampled"] > 2
     assert "entropy_collapse" in when
-    assert screen.count("alarm: entropy_collapse: ") == 1
-    assert [r["alarms"] for r in heard] == [r["alarms"] for r in records[1:]]
-    assert Watch(records).active == tuple(records[-1]["alarms"])
+    assert screen.count("alert: entropy_collapse: ") == 1
+    assert [r["alerts"] for r in heard] == [r["alerts"] for r in records[1:]]
+    assert AlertMonitor(records).active == tuple(records[-1]["alerts"])
 
     calm, screen, _ = played(tmp_path / "calm", settings(**(COLLAPSE | {"learner__lr": 1e-4, "run__steps": 8})))
-    assert "entropy_collapse" not in {name for r in calm for name in r.get("alarms", ())}
-    assert calm[-1]["alarms"] == [name for name, _, last in spells(calm) if last == 8]
+    assert "entropy_collapse" not in {name for r in calm for name in r.get("alerts", ())}
+    assert calm[-1]["alerts"] == [name for name, _, last in alert_intervals(calm) if last == 8]
 
 
-def test_a_run_that_goes_on_neither_forgets_nor_repeats_an_alarm(tmp_path: Path) -> None:
-    """Stopped after step 6, one step after an alarm began: its metrics are those of the undisturbed run."""
+def test_a_run_that_goes_on_neither_forgets_nor_repeats_an_alert(tmp_path: Path) -> None:
+    """Stopped after step 6, one step after an alert began: its metrics are those of the undisturbed run."""
     calm = COLLAPSE | {"learner__lr": 1e-4}
     whole, _, _ = played(tmp_path / "whole", settings(**(calm | {"run__steps": 9})))
     for steps in (6, 9):
         halves, screen, _ = played(tmp_path / "halves", settings(**(calm | {"run__steps": steps})))
-        assert screen.count("alarm: truncated: ") == (steps == 6)
+        assert screen.count("alert: truncated: ") == (steps == 6)
 
-    assert [r.get("alarms") for r in whole] == [None, *[[]] * 4, *[["truncated"]] * 5]
+    assert [r.get("alerts") for r in whole] == [None, *[[]] * 4, *[["truncated"]] * 5]
     for a, b in zip(whole, halves, strict=True):
         assert {k: v for k, v in a.items() if "second" not in k} == {k: v for k, v in b.items() if "second" not in k}

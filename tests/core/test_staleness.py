@@ -1,4 +1,4 @@
-"""Lag: the sampler is a fixed number of published versions behind, and says so."""
+"""Staleness: the sampler is a fixed number of synced versions behind, and says so."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from quintain.learning.setup import ready
 from quintain.learning.weights import ModuleWeights
 from quintain.models.load import LoadedModel
 from quintain.models.snapshot import Snapshot
-from quintain.models.tokenizer import HFCodec
-from quintain.training.build import engine_for, mirror_for
+from quintain.models.tokenizer import HFTokenizer
+from quintain.training.build import engine_for, weight_copy_for
 from quintain.training.recipe.tables import Recipe
-from quintain.training.weight_sync import Publisher
+from quintain.training.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
 
 from .models import byte_tokenizer, tiny_model
@@ -46,71 +46,75 @@ def logps(module: Any, ids: list[int]) -> list[float]:
 
 
 def recipe(**changes: Any) -> Recipe:
-    return Recipe.of({"environments": [{"use": "arithmetic"}]}).but(changes)
+    return Recipe.of({"environments": [{"use": "arithmetic"}]}).replace(changes)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("lag", [0, 1, 3])
-def test_the_engine_samples_with_the_version_it_names(lag: int, dtype: str) -> None:
-    """After version n it is at n - lag (at 0 in the beginning): version, tokens and log-probs are those of then."""
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_the_engine_samples_with_the_version_it_names(staleness: int, dtype: str) -> None:
+    """After version n it is at n - staleness (at 0 in the beginning): version, tokens and log-probs are those of
+    then.
+    """
     learner = tiny_model(dtype=torch.float32)
-    model = LoadedModel(module=learner, codec=HFCodec(byte_tokenizer()), path="", context=512, fused=False)
-    row = DR_GRPO.but(plan={"lag": lag})
+    model = LoadedModel(module=learner, tokenizer=HFTokenizer(byte_tokenizer()), path="", context=512, fused=False)
+    algorithm = DR_GRPO.replace(plan={"staleness": staleness})
     told = recipe(**{"model.dtype": dtype})
-    mirror = mirror_for(told, row, model)
-    assert (mirror is None) == (lag == 0)
+    weight_copy = weight_copy_for(told, algorithm, model)
+    assert (weight_copy is None) == (staleness == 0)
     served = (
         model
-        if mirror is None
-        else LoadedModel(module=mirror.module, codec=model.codec, path="", context=512, fused=False)
+        if weight_copy is None
+        else LoadedModel(module=weight_copy.module, tokenizer=model.tokenizer, path="", context=512, fused=False)
     )
     engine: EmbeddedEngine = engine_for(told, served)
-    publisher = Publisher(engine, lag=lag, mirror=mirror)
+    weight_sync = WeightSync(engine, staleness=staleness, weight_copy=weight_copy)
     versions = []
 
     async def go() -> None:
-        await publisher.publish(ModuleWeights(learner, 0))
+        await weight_sync.sync(ModuleWeights(learner, 0))
         versions.append(copied(learner))
         for version in range(1, 7):
-            await publisher.publish(moved(learner, version))
+            await weight_sync.sync(moved(learner, version))
             versions.append(copied(learner))
-            expected = max(0, version - lag)
+            expected = max(0, version - staleness)
             said = await engine.sample(PROMPT, Sampling(max_tokens=6, seed=version))
             assert {expected} == set(said.versions) == {engine.version}
             then = tiny_model()
             then.load_state_dict(dict(versions[expected]), strict=False)
             assert list(said.logps) == pytest.approx(logps(then, [*PROMPT, *said.ids]), abs=1e-4)
-            async with publisher.newest(ModuleWeights(learner, version)):
+            async with weight_sync.newest(ModuleWeights(learner, version)):
                 said = await engine.sample(PROMPT, Sampling(max_tokens=6, seed=version))
                 assert {version} == set(said.versions)
                 assert list(said.logps) == pytest.approx(logps(learner, [*PROMPT, *said.ids]), abs=1e-4)
             assert expected == engine.version
 
     asyncio.run(go())
-    if lag:
-        assert not {p.data_ptr() for p in learner.parameters()} & {p.data_ptr() for p in mirror.module.parameters()}
+    if staleness:
+        assert not {p.data_ptr() for p in learner.parameters()} & {
+            p.data_ptr() for p in weight_copy.module.parameters()
+        }
 
 
 def test_the_versions_in_between_survive_a_checkpoint() -> None:
-    """A restored publisher goes on exactly as the old one; tied weights are held once."""
+    """A restored weight sync goes on exactly as the old one; tied weights are held once."""
     learner = tiny_model()
-    engines = [EmbeddedEngine.sharing(tiny_model(), HFCodec(byte_tokenizer())) for _ in range(2)]
-    mirrors = [Snapshot(engine._module) for engine in engines]
-    old, new = (Publisher(e, lag=2, mirror=m) for e, m in zip(engines, mirrors, strict=True))
+    engines = [EmbeddedEngine.sharing(tiny_model(), HFTokenizer(byte_tokenizer())) for _ in range(2)]
+    weight_copies = [Snapshot(engine._module) for engine in engines]
+    old, new = (WeightSync(e, staleness=2, weight_copy=m) for e, m in zip(engines, weight_copies, strict=True))
 
     async def go() -> None:
         for version in range(4):
-            await old.publish(moved(learner, version))
+            await old.sync(moved(learner, version))
         state = old.state()
         assert [1, 2] == [held["version"] for held in state]
         tied = state[0]["tensors"]
         assert tied["lm_head.weight"] is tied["model.embed_tokens.weight"]
         new.restore(state)
-        await new.publish(ModuleWeights(learner, 3))
+        await new.sync(ModuleWeights(learner, 3))
         for version in (4, 5, 6):
             weights = moved(learner, version)
-            for publisher in (old, new):
-                await publisher.publish(weights)
+            for weight_sync in (old, new):
+                await weight_sync.sync(weights)
             said = [await e.sample(PROMPT, Sampling(max_tokens=8, seed=5)) for e in engines]
             assert said[0] == said[1]
             assert {version - 2} == set(said[0].versions)
@@ -118,16 +122,16 @@ def test_the_versions_in_between_survive_a_checkpoint() -> None:
     asyncio.run(go())
 
 
-def test_publishing_the_same_version_again_changes_nothing() -> None:
+def test_syncing_the_same_version_again_changes_nothing() -> None:
     """A step that had nothing to learn from does not make the sampler catch up."""
     learner = tiny_model()
-    engine = EmbeddedEngine.sharing(Snapshot.apart(learner).module, HFCodec(byte_tokenizer()))
-    publisher = Publisher(engine, lag=1, mirror=Snapshot(engine._module))
+    engine = EmbeddedEngine.sharing(Snapshot.apart(learner).module, HFTokenizer(byte_tokenizer()))
+    weight_sync = WeightSync(engine, staleness=1, weight_copy=Snapshot(engine._module))
 
     async def go() -> list[int]:
         seen = []
         for version in (0, 1, 1, 1, 2):
-            await publisher.publish(ModuleWeights(learner, version))
+            await weight_sync.sync(ModuleWeights(learner, version))
             seen.append(engine.version)
         return seen
 
@@ -135,19 +139,19 @@ def test_publishing_the_same_version_again_changes_nothing() -> None:
 
 
 def test_adapters_are_merged_into_what_is_held() -> None:
-    """With LoRA the mirror is the plain model, at the weights of its version."""
+    """With LoRA the weight copy is the plain model, at the weights of its version."""
     pytest.importorskip("peft")
     learner = ready(tiny_model(), {"r": 2})
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(len(name)))
-    mirror = Snapshot.apart(learner)
-    engine = EmbeddedEngine.sharing(mirror.module, HFCodec(byte_tokenizer()))
-    publisher = Publisher(engine, lag=1, mirror=mirror)
+    weight_copy = Snapshot.apart(learner)
+    engine = EmbeddedEngine.sharing(weight_copy.module, HFTokenizer(byte_tokenizer()))
+    weight_sync = WeightSync(engine, staleness=1, weight_copy=weight_copy)
 
     async def go() -> None:
-        await publisher.publish(ModuleWeights(learner, 0))
+        await weight_sync.sync(ModuleWeights(learner, 0))
         said = await engine.sample(PROMPT, Sampling(max_tokens=6, seed=1))
         before = logps(learner, [*PROMPT, *said.ids])
         assert list(said.logps) == pytest.approx(before, abs=1e-4)
@@ -155,11 +159,11 @@ def test_adapters_are_merged_into_what_is_held() -> None:
             for name, parameter in learner.named_parameters():
                 if "lora" in name:
                     parameter.mul_(1.5)
-        await publisher.publish(ModuleWeights(learner, 1))
+        await weight_sync.sync(ModuleWeights(learner, 1))
         again = await engine.sample(PROMPT, Sampling(max_tokens=6, seed=1))
         assert said == again
         assert logps(learner, [*PROMPT, *said.ids]) != pytest.approx(before, abs=1e-3)
-        await publisher.publish(ModuleWeights(learner, 2))
+        await weight_sync.sync(ModuleWeights(learner, 2))
         now = await engine.sample(PROMPT, Sampling(max_tokens=6, seed=1))
         assert list(now.logps) == pytest.approx(logps(learner, [*PROMPT, *now.ids]), abs=1e-4)
 

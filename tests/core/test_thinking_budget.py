@@ -1,4 +1,4 @@
-"""Forced interruption: what is put into the policy's mouth is context, what it says before and after trains."""
+"""A thinking budget: what is put into the policy's mouth is context, what it says before and after trains."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quintain.evaluation.evaluation import evaluate
 from quintain.interfaces.agent import Agent, Limits
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import reward
-from quintain.models.tokenizer import HFCodec
-from quintain.rollouts.runner import Job, Setting, run_groups
-from quintain.testing.byte_tokenizer import ByteCodec
+from quintain.models.tokenizer import HFTokenizer
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.testing.scripted import ScriptedEngine, fake_logp
 from quintain.types.rollout import Rollout
-from quintain.types.sampling import Interrupt, Sampling
+from quintain.types.sampling import Sampling, ThinkingBudget
 from quintain.types.task import Task
-from quintain.types.transcript import Sampled, Source
+from quintain.types.transcript import Sampled, TokenSource
 
-from .engines import ThoughtlessCodec
+from .engines import ThoughtlessTokenizer
 from .models import byte_tokenizer, tiny_model
 
-TOLD = Interrupt(low=8, high=8, text=" STOP</think>", until="</think>")
-END = ByteCodec().stop_ids[0]
+TOLD = ThinkingBudget(min_tokens=8, max_tokens=8, text=" STOP</think>", until="</think>")
+END = ByteTokenizer().stop_ids[0]
 
 
 @reward(range=(0, 1))
@@ -60,30 +60,34 @@ class Scripted(ScriptedEngine):
     def _rest(self, begun: str) -> str:
         return next((t.removeprefix(begun) for t in self.turns if begun and t.startswith(begun)), self.turns[0])
 
-    async def sample(self, ids: Sequence[int], how: Sampling) -> Sampled:
-        self.asked.append((list(ids), how))
-        return await super().sample(ids, how)
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        self.asked.append((list(ids), sampling))
+        return await super().sample(ids, sampling)
 
 
-def played(engine: Any, how: Sampling, environment: Environment[Any, Any] | None = None, **setting: Any) -> Rollout:
+def played(
+    engine: Any, sampling: Sampling, environment: Environment[Any, Any] | None = None, **context: Any
+) -> Rollout:
     environment = environment or Ask()
-    job = Job(environment=environment, task=environment.tasks("train")[0], members=1)  # type: ignore[index]
-    return asyncio.run(run_groups([job], Setting(engine=engine, how=how, **setting)))[0].rollouts[0]
+    request = RolloutRequest(environment=environment, task=environment.tasks("train")[0], group_size=1)  # type: ignore[index]
+    return asyncio.run(run_groups([request], RolloutContext(engine=engine, sampling=sampling, **context)))[0].rollouts[
+        0
+    ]
 
 
 def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
     """Exact ids, sources and log-probs; only what was sampled counts and trains; the text holds everything."""
     engine = Scripted("<think>abcdefgh", "<think>a STOP</think>42")
-    rollout = played(engine, Sampling(max_tokens=12, interrupt=TOLD))
-    codec = ByteCodec()
+    rollout = played(engine, Sampling(max_tokens=12, thinking_budget=TOLD))
+    tokenizer = ByteTokenizer()
     (branch,) = rollout.transcripts[""].branches
     start = len(engine.asked[0][0])
-    said = codec.encode("<think>a")
-    forced = codec.encode(" STOP</think>")
-    went_on = [*codec.encode("42"), END]
+    said = tokenizer.encode("<think>a")
+    forced = tokenizer.encode(" STOP</think>")
+    went_on = [*tokenizer.encode("42"), END]
 
     assert [*said, *forced, *went_on] == list(branch.ids[start:])
-    assert [Source.MODEL] * 8 + [Source.FORCED] * 13 + [Source.MODEL] * 3 == list(branch.sources[start:])
+    assert [TokenSource.MODEL] * 8 + [TokenSource.FORCED] * 13 + [TokenSource.MODEL] * 3 == list(branch.sources[start:])
     assert [*map(fake_logp, said), *[0.0] * 13, *map(fake_logp, went_on)] == list(branch.logps[start:])
     assert [0] * 8 + [-1] * 13 + [0] * 3 == list(branch.versions[start:])
     (turn,) = rollout.turns
@@ -94,7 +98,7 @@ def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
         turn.finish,
         turn.tokens,
     )
-    assert (11, 1.0) == (rollout.tokens, rollout.verdict.total)
+    assert (11, 1.0) == (rollout.tokens, rollout.outcome.total)
     (sequence,) = rollout.transcripts[""].sequences()
     assert [*said, *went_on] == [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
     # It goes on from exactly what was recorded, with what is left of its tokens and another seed.
@@ -114,11 +118,11 @@ def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
 )
 def test_who_is_left_alone(said: str, most: int, calls: int, forced: bool) -> None:
     """Turns that end by then, have closed their thought, or may not be that long go on as they are."""
-    told = Interrupt(low=9, high=9, text="!") if "a</think>" in said else TOLD
+    told = ThinkingBudget(min_tokens=9, max_tokens=9, text="!") if "a</think>" in said else TOLD
     engine = Scripted(said, said[:8] + " STOP</think>" + said[8:])
-    rollout = played(engine, Sampling(max_tokens=most, interrupt=told))
+    rollout = played(engine, Sampling(max_tokens=most, thinking_budget=told))
 
-    assert forced == (Source.FORCED in rollout.transcripts[""].branches[0].sources)
+    assert forced == (TokenSource.FORCED in rollout.transcripts[""].branches[0].sources)
     assert calls == len(engine.asked) - forced
     assert forced or rollout.turns[0].text == said[:most]
     assert rollout.tokens == min(most, len(said) + 1)
@@ -133,9 +137,13 @@ def test_the_moment_is_drawn_from_the_seed_of_the_turn() -> None:
     def moments(seed: int) -> list[int]:
         engine = Scripted("x" * 99)
         environment = Ask()
-        jobs = [Job(environment=environment, task=Task(prompt=f"{i}"), members=1) for i in range(60)]
-        how = Sampling(max_tokens=20, interrupt=Interrupt(low=3, high=6, text=".", until=""))
-        asyncio.run(run_groups(jobs, Setting(engine=engine, how=how, run_seed=seed, concurrency=1)))
+        requests = [RolloutRequest(environment=environment, task=Task(prompt=f"{i}"), group_size=1) for i in range(60)]
+        sampling = Sampling(
+            max_tokens=20, thinking_budget=ThinkingBudget(min_tokens=3, max_tokens=6, text=".", until="")
+        )
+        asyncio.run(
+            run_groups(requests, RolloutContext(engine=engine, sampling=sampling, run_seed=seed, concurrency=1))
+        )
         return [h.max_tokens for _, h in engine.asked if (h.max_tokens or 0) < 10]
 
     assert {3, 4, 5, 6} == set(moments(0))
@@ -144,18 +152,22 @@ def test_the_moment_is_drawn_from_the_seed_of_the_turn() -> None:
 
 def test_no_room_for_the_text_leaves_the_turn_as_it_is() -> None:
     """The context holds the turn so far and a little more."""
-    prompt = len(Scripted("").codec.encode("<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n"))
-    rollout = played(Scripted("x" * 99, context=prompt + 12), Sampling(max_tokens=50, interrupt=TOLD))
+    prompt = len(Scripted("").tokenizer.encode("<|im_start|>user\n6 * 7?<|im_end|>\n<|im_start|>assistant\n"))
+    rollout = played(Scripted("x" * 99, context=prompt + 12), Sampling(max_tokens=50, thinking_budget=TOLD))
 
-    assert Source.FORCED not in rollout.transcripts[""].branches[0].sources
+    assert TokenSource.FORCED not in rollout.transcripts[""].branches[0].sources
     assert ("x" * 12, "length") == (rollout.turns[0].text, rollout.turns[0].finish)
 
 
 def test_a_stop_string_across_the_seam_is_seen() -> None:
     """Where the turn goes on as it was, it ends where it would have ended in one piece."""
-    how = Sampling(max_tokens=50, stop=("\n\nUser:",), interrupt=Interrupt(low=8, high=8, text="!", until="ab"))
+    sampling = Sampling(
+        max_tokens=50,
+        stop=("\n\nUser:",),
+        thinking_budget=ThinkingBudget(min_tokens=8, max_tokens=8, text="!", until="ab"),
+    )
     for said in ("ab    \n\nUser: hello", "ab \n\nUser: hello", "ab\n\nUser: hello", "ab          \n\nUser: hello"):
-        cut, whole = played(Scripted(said), how), played(Scripted(said), how.but(interrupt=None))
+        cut, whole = played(Scripted(said), sampling), played(Scripted(said), sampling.replace(thinking_budget=None))
 
         assert cut.transcripts[""].branches == whole.transcripts[""].branches
         assert cut.turns == whole.turns
@@ -168,12 +180,12 @@ def test_limits_count_what_was_sampled() -> None:
         limits = Limits(turns=None, tokens=20)
 
     engine = Scripted("<think>abcdefgh", "<think>a STOP</think>42")
-    rollout = played(engine, Sampling(max_tokens=16, interrupt=TOLD), Talk())
+    rollout = played(engine, Sampling(max_tokens=16, thinking_budget=TOLD), Talk())
 
     assert [11, 9] == [turn.tokens for turn in rollout.turns]
-    assert (20, "tokens") == (rollout.tokens, rollout.ending.reason)
+    assert (20, "tokens") == (rollout.tokens, rollout.termination.reason)
     assert 1 == len(rollout.transcripts[""].branches)
-    assert "<think>a STOP</think>42<|im_end|>\n<|im_start|>user\nsure?" in engine.codec.decode(engine.asked[2][0])
+    assert "<think>a STOP</think>42<|im_end|>\n<|im_start|>user\nsure?" in engine.tokenizer.decode(engine.asked[2][0])
 
 
 def test_a_template_that_drops_thoughts_branches_as_ever() -> None:
@@ -183,31 +195,31 @@ def test_a_template_that_drops_thoughts_branches_as_ever() -> None:
         limits = Limits(turns=2)
 
     engine = Scripted("<think>abcdefgh", "<think>a STOP</think>42")
-    engine.codec = ThoughtlessCodec()
-    rollout = played(engine, Sampling(max_tokens=16, interrupt=TOLD), Talk())
+    engine.tokenizer = ThoughtlessTokenizer()
+    rollout = played(engine, Sampling(max_tokens=16, thinking_budget=TOLD), Talk())
     rows = rollout.transcripts[""].sequences()
-    codec = ByteCodec()
-    trained = [codec.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]) for r in rows]
+    tokenizer = ByteTokenizer()
+    trained = [tokenizer.decode([i for i, m in zip(r.ids, r.mask, strict=True) if m]) for r in rows]
 
     assert 2 == len(rows)
     assert ["<think>a42<|im_end|>"] * 2 == trained
-    assert " STOP" in codec.decode(rows[0].ids)
+    assert " STOP" in tokenizer.decode(rows[0].ids)
 
 
-def test_held_out_evaluation_interrupts_where_it_is_told_to() -> None:
-    """`Sampling.interrupt` reaches every turn of the policy, and no engine of another seat."""
+def test_held_out_evaluation_cuts_thinking_where_it_is_told_to() -> None:
+    """`Sampling.thinking_budget` reaches every turn of the policy, and no engine of another player."""
 
     class Judged(Ask):
         async def rollout(self, task: Task, agent: Agent) -> None:
-            other = agent.seat("judge", judge)
+            other = agent.player("judge", judge)
             other.user("judge this")
             await other.turn()
             await super().rollout(task, agent)
 
     judge = Scripted("x" * 30)
-    how = Sampling(max_tokens=24, interrupt=TOLD)
+    sampling = Sampling(max_tokens=24, thinking_budget=TOLD)
     found = asyncio.run(
-        evaluate(Judged(), Scripted("<think>abcdefgh", "<think>a STOP</think>42"), split="dev", how=how)
+        evaluate(Judged(), Scripted("<think>abcdefgh", "<think>a STOP</think>42"), split="dev", sampling=sampling)
     )
 
     assert 1.0 == found.accuracy.value
@@ -218,13 +230,17 @@ def test_held_out_evaluation_interrupts_where_it_is_told_to() -> None:
 def test_log_probs_of_the_continuation_are_those_of_a_plain_forward_pass(kind: str) -> None:
     """The embedded engine goes on after the forced text as if it had sampled it; greedy and at temperature 1."""
     model = tiny_model(kind, context=256)
-    engine = EmbeddedEngine.sharing(model, HFCodec(byte_tokenizer()), slots=8)
-    told = Interrupt(low=4, high=7, text=" so: ", until="")
+    engine = EmbeddedEngine.sharing(model, HFTokenizer(byte_tokenizer()), slots=8)
+    told = ThinkingBudget(min_tokens=4, max_tokens=7, text=" so: ", until="")
     environment = Ask()
-    jobs = [Job(environment=environment, task=Task(prompt=f"{i}?"), members=4, index=i) for i in range(4)]
-    how = Sampling(max_tokens=16, interrupt=told)
+    requests = [
+        RolloutRequest(environment=environment, task=Task(prompt=f"{i}?"), group_size=4, index=i) for i in range(4)
+    ]
+    sampling = Sampling(max_tokens=16, thinking_budget=told)
     rollouts = [
-        r for g in asyncio.run(run_groups(jobs, Setting(engine=engine, how=how, concurrency=6))) for r in g.rollouts
+        r
+        for g in asyncio.run(run_groups(requests, RolloutContext(engine=engine, sampling=sampling, concurrency=6)))
+        for r in g.rollouts
     ]
     interrupted = 0
     for rollout in rollouts:
@@ -234,7 +250,7 @@ def test_log_probs_of_the_continuation_are_those_of_a_plain_forward_pass(kind: s
         plain = [float(logits[i - 1, row.ids[i]]) for i, m in enumerate(row.mask) if m]
         sampled = [x for x, m in zip(row.logps, row.mask, strict=True) if m]
         torch.testing.assert_close(sampled, plain, atol=2e-5, rtol=0)
-        interrupted += Source.FORCED in row.sources
+        interrupted += TokenSource.FORCED in row.sources
         assert sum(row.mask) == rollout.turns[0].tokens <= 16
-        assert all(not m for m, s in zip(row.mask, row.sources, strict=True) if s == Source.FORCED)
+        assert all(not m for m, s in zip(row.mask, row.sources, strict=True) if s == TokenSource.FORCED)
     assert interrupted > 8

@@ -1,18 +1,18 @@
-"""Every row of the table teaches a tiny model, in a second or two."""
+"""Every algorithm of the table teaches a tiny model, in a second or two."""
 
 from __future__ import annotations
 
 import pytest
 
-from quintain.learning import PRESETS
+from quintain.learning import ALGORITHMS
 
 from .learns import rises
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("name", PRESETS)
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_success_rises(name: str, seed: int) -> None:
-    """By a tenth at least, with the row's own defaults."""
+    """By a tenth at least, with the algorithm's own defaults."""
     before, after = rises(name, seed)
     assert after >= before + 0.1, (before, after)
 

@@ -1,4 +1,4 @@
-"""Every row of the table, the plugins' too, improves the default model on `arithmetic` (`make test-all`)."""
+"""Every algorithm of the table, the plugins' too, improves the default model on `arithmetic` (`make test-all`)."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from quintain.interfaces.algorithm import Row
+from quintain.interfaces.algorithm import Algorithm
 from quintain.registry.lookup import current
 
-NEEDS: dict[str, tuple[str, ...]] = {"trpo": ("batch.groups=32", "stop.accuracy=0.5")}  # a step takes half a minute
-"""Recipe keys that a row wants here, where its own defaults do not suit a model of this size."""
+NEEDS: dict[str, tuple[str, ...]] = {"trpo": ("batch.prompts=32", "stop.accuracy=0.5")}  # a step takes half a minute
+"""Recipe keys that an algorithm wants here, where its own defaults do not suit a model of this size."""
 
 
-def rows() -> list[str]:
-    """Names of all installed rows but `sft`, which follows samples without looking at their reward."""
+def algorithm_names() -> list[str]:
+    """Names of all installed algorithms but `sft`, which follows samples without looking at their reward."""
     registry = current()
     found = [c for c in registry.components("algorithm") if "." not in c.name and c.name != "sft"]
-    return [c.name for c in found if isinstance(registry.resolve(c), Row)]
+    return [c.name for c in found if isinstance(registry.resolve(c), Algorithm)]
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +32,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", algorithm_names())
 def test_held_out_accuracy_rises(name: str, cache: Path, tmp_path: Path) -> None:
     """By a tenth at least, in twenty steps of the quickstart."""
     changes = (f"algorithm.use={name}", "stop.accuracy=0.9", "evaluation.every=5", *NEEDS.get(name, ()))

@@ -1,16 +1,16 @@
-"""The rows. All of them learn from the rollouts of an ordinary run; nothing is stored between steps."""
+"""The algorithms. All of them learn from the rollouts of an ordinary run; nothing is stored between steps."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from quintain import Row
-from quintain.learning import admission, advantages, aggregation, corrections, objectives
+from quintain import Algorithm
+from quintain.learning import advantages, aggregation, corrections, group_filter, objectives
 
 from .imitation import ones, over_winners, winners
 from .pairs import dpo, dpo_norm, simpo
 
-SFT = Row(
+SFT = Algorithm(
     name="sft",
     summary="Every sample is an example: cross-entropy over all tokens, as `quintain sft` does without sampling.",
     source="Ouyang et al. 2022, arXiv 2203.02155, section 3.5",
@@ -18,10 +18,10 @@ SFT = Row(
     objective=objectives.policy_gradient,
     correction=corrections.uncorrected,
     aggregation=aggregation.token,
-    admission=admission.minimum.using(members=1),
+    group_filter=group_filter.minimum.configure(samples=1),
 )
 
-RFT = Row(
+RFT = Algorithm(
     name="rft",
     summary="Imitate the answers that succeeded: expert iteration, rejection sampling, best-of-n.",
     source="Yuan et al. 2023, arXiv 2308.01825",
@@ -29,14 +29,14 @@ RFT = Row(
     objective=objectives.policy_gradient,
     correction=corrections.uncorrected,
     aggregation=over_winners,
-    admission=admission.minimum.using(members=1),
+    group_filter=group_filter.minimum.configure(samples=1),
     published={"group": 100, "temperature": 0.7},
 )
 
 # The order of rewards is all that pairs need, and a group without pairs has advantages of exactly 0, hence no pass.
 # `prompt` lets each group weigh 1 / (groups of the batch), those without pairs included. `sequence` would let it weigh
-# (its members) / (samples): the same where no member failed.
-DPO = Row(
+# (its samples) / (samples): the same where no sample failed.
+DPO = Algorithm(
     name="dpo",
     summary="Pairs ranked by reward in each group, logistic loss on summed log-ratios to the reference, beta 0.1.",
     source="Rafailov et al. 2023, arXiv 2305.18290, equation 7",
@@ -44,7 +44,7 @@ DPO = Row(
     objective=dpo,
     correction=corrections.uncorrected,
     aggregation=aggregation.prompt,
-    admission=admission.minimum,
+    group_filter=group_filter.minimum,
     published={"group": 2},
 )
 

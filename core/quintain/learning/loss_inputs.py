@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from ..interfaces.algorithm import Anchor
+from ..interfaces.algorithm import RatioTo
 
-Pool = Literal["token", "product", "geometric"]
+RatioPool = Literal["token", "product", "geometric"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Terms:
+class LossInputs:
     """Log-probs at the policy's temperature under mu, prox, theta and ref, and what else a term may read.
 
     Attributes:
@@ -31,7 +31,7 @@ class Terms:
         entropy: of theta, in nats, [N]; with gradient where the piece reads it.
         sample: which sample each token belongs to, [N], from 0 without gaps.
         group: which group each sample belongs to, [S], from 0 without gaps.
-        anchor: what ratios are taken to.
+        ratio_to: what ratios are taken to.
         statistics: further statistics that pieces asked for, each [N]; for ``top`` also ``top_logp`` and
             ``prox_top_logp``, the log-probs under theta and prox of prox's likeliest tokens, [N, K], and
             ``prox_top_has``, whether the sampled token is one of these.
@@ -45,24 +45,24 @@ class Terms:
     entropy: Tensor
     sample: Tensor
     group: Tensor
-    anchor: Anchor = "prox"
+    ratio_to: RatioTo = "prox"
     statistics: Mapping[str, Tensor] = field(default_factory=dict)
 
-    def log_ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
-        """log theta - log anchor: of each token [N], or of each sample [S] as the sum or the mean over its tokens."""
-        return self._pooled(self.logp - (self.mu_logp if (anchor or self.anchor) == "mu" else self.prox_logp), pool)
+    def log_ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
+        """log theta - log ratio_to: of each token [N], or of each sample [S] as the sum or the mean over its tokens."""
+        return self._pooled(self.logp - (self.mu_logp if (ratio_to or self.ratio_to) == "mu" else self.prox_logp), pool)
 
-    def ratio(self, pool: Pool = "token", *, anchor: Anchor | None = None) -> Tensor:
-        """theta / anchor: of each token [N], or of each sample [S] as the product or the geometric mean of its
+    def ratio(self, pool: RatioPool = "token", *, ratio_to: RatioTo | None = None) -> Tensor:
+        """theta / ratio_to: of each token [N], or of each sample [S] as the product or the geometric mean of its
         tokens'.
         """
-        return self.log_ratio(pool, anchor=anchor).exp()
+        return self.log_ratio(pool, ratio_to=ratio_to).exp()
 
-    def mismatch(self, pool: Pool = "token") -> Tensor:
+    def mismatch(self, pool: RatioPool = "token") -> Tensor:
         """prox / mu, without gradient: how far the sampler was from the learner. [N] or [S]."""
         return self._pooled((self.prox_logp - self.mu_logp).detach(), pool).exp()
 
-    def _pooled(self, log: Tensor, pool: Pool) -> Tensor:
+    def _pooled(self, log: Tensor, pool: RatioPool) -> Tensor:
         if pool == "token":
             return log
         if pool not in ("product", "geometric"):
