@@ -24,19 +24,21 @@ from quintain.learning.pieces.advantages import Step
 from quintain.types.transcript import TrainingSequence
 
 from . import batches
+from .algorithms import INSTALLED
 from .models import tiny_model
-from .rows import ROWS as KNOWN
 
-ROWS = list(KNOWN.values())
-if "gspo" in KNOWN:  # `quintain-algorithms` is installed
-    ROWS += [
-        KNOWN["grpo"].replace(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
-        KNOWN["gspo"].replace(name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True),
-        KNOWN["dr_grpo"].replace(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
-        KNOWN["dvp"].replace(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
+VARIANTS = list(INSTALLED.values())
+if "gspo" in INSTALLED:  # `quintain-algorithms` is installed
+    VARIANTS += [
+        INSTALLED["grpo"].replace(name="grpo+tis", correction="tis", aggregation="prompt", advantage="process_norm"),
+        INSTALLED["gspo"].replace(
+            name="gspo+mask", correction={"use": "sequence_mask", "limit": 0.5}, mask_truncated=True
+        ),
+        INSTALLED["dr_grpo"].replace(name="dppo_top", objective={"use": "dppo_top", "delta": 0.01, "top": 3}),
+        INSTALLED["dvp"].replace(name="dvp-coarse", prune=0.05, kl=KL(where="loss", estimator="k2", coefficient=0.1)),
     ]
 CLOSE: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-11}
-every_algorithm = pytest.mark.parametrize("algorithm", ROWS, ids=lambda algorithm: algorithm.name)
+every_algorithm = pytest.mark.parametrize("algorithm", VARIANTS, ids=lambda algorithm: algorithm.name)
 
 
 @cache
@@ -144,7 +146,7 @@ def test_ids_of_stops_and_of_padding_are_nothing_special(algorithm: Algorithm) -
         torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-8)
 
 
-RELATIVE = [algorithm for algorithm in ROWS if algorithm.name != "sft" and not algorithm.kl.active]
+RELATIVE = [algorithm for algorithm in VARIANTS if algorithm.name != "sft" and not algorithm.kl.active]
 
 
 @pytest.mark.parametrize("algorithm", RELATIVE, ids=lambda algorithm: algorithm.name)
@@ -266,7 +268,7 @@ def test_skipping_idle_samples_changes_no_gradient(algorithm: Algorithm) -> None
 @pytest.mark.parametrize(
     "algorithm, precision",
     [
-        *((algorithm, "float32") for algorithm in ROWS),
+        *((algorithm, "float32") for algorithm in VARIANTS),
         (ALGORITHMS["reinforce"].replace(name="ema", advantage="ema"), "fp16"),
     ],
     ids=lambda value: getattr(value, "name", value),

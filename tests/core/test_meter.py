@@ -19,8 +19,8 @@ from quintain.learning.optimizer_step import OptimizerStep
 from quintain.learning.pieces.advantages import Step
 
 from . import batches
+from .algorithms import needs_algorithms
 from .models import tiny_model
-from .rows import needs_algorithms
 
 GRPO = ALGORITHMS["grpo"].replace(kl=KL(where="loss", estimator="k3", coefficient=0.04))
 LIMITS: dict[str, dict[str, Any]] = {"tis": {}, "sequence_mask": {"limit": 3.0}}

@@ -26,10 +26,10 @@ from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
 from quintain.types.sampling import ThinkingBudget
 
-from ..core.rows import ROWS as KNOWN
+from ..core.algorithms import INSTALLED
 
 DISTRIBUTIONS = ("quintain", "quintain-algorithms", "quintain-classic", "quintain-preference")
-ROWS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
+COMPONENTS = [c for c in discover() if c.kind == "algorithm" and c.distribution in DISTRIBUTIONS]
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> Any:
@@ -39,7 +39,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> An
 
 
 # ---------------------------------------------------------------- discovery
-@pytest.mark.parametrize("component", ROWS, ids=lambda c: c.id)
+@pytest.mark.parametrize("component", COMPONENTS, ids=lambda c: c.id)
 def test_the_manifest_says_what_the_algorithm_says(component: Component) -> None:
     """A listing reads manifests; summary and source in them are the algorithm's own, and so is the name."""
     registry = Registry([component])
@@ -51,8 +51,8 @@ def test_the_manifest_says_what_the_algorithm_says(component: Component) -> None
 
 def test_every_algorithm_is_a_component() -> None:
     """Core's table has no algorithm that `algorithm.use` does not find, and the workspace has those of the plugins."""
-    assert set(ALGORITHMS) == {c.name for c in ROWS if c.distribution == "quintain"}
-    assert {"cispo", "ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo", "sft"} <= {c.name for c in ROWS}
+    assert set(ALGORITHMS) == {c.name for c in COMPONENTS if c.distribution == "quintain"}
+    assert {"cispo", "ppo", "trpo", "vineppo", "rft", "dpo", "dpo_norm", "simpo", "sft"} <= {c.name for c in COMPONENTS}
 
 
 def test_listing_shows_every_algorithm_with_its_source_and_imports_none() -> None:
@@ -66,8 +66,8 @@ def test_listing_shows_every_algorithm_with_its_source_and_imports_none() -> Non
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
 
     listed = {c["name"]: c for c in json.loads(done.stdout)["components"]}
-    assert {c.name for c in ROWS} <= set(listed)
-    assert all(listed[c.name]["summary"] and listed[c.name]["source"] for c in ROWS)
+    assert {c.name for c in COMPONENTS} <= set(listed)
+    assert all(listed[c.name]["summary"] and listed[c.name]["source"] for c in COMPONENTS)
     assert "[]" == done.stderr.strip()
 
 
@@ -107,15 +107,15 @@ print(find("optimizer_step", "natural"), find("aggregation", "winners"))
     assert ["True", "objective.ppo_clip() none ema", "optimizer_step.natural() aggregation.winners()"] == (
         done.stdout.splitlines()
     )
-    assert not any("." in c.name for c in ROWS)
+    assert not any("." in c.name for c in COMPONENTS)
 
 
 # ---------------------------------------------------------------- algorithms as data
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", INSTALLED)
 def test_settings_make_the_algorithm_again(name: str) -> None:
     """What `settings` gives is what `Algorithm.replace` takes."""
-    row = KNOWN[name]
-    again = KNOWN["sft" if name != "sft" else "scalerl"].replace(**settings(row))
+    row = INSTALLED[name]
+    again = INSTALLED["sft" if name != "sft" else "scalerl"].replace(**settings(row))
 
     assert settings(again) == settings(row)
     assert () == differences(again, row)
@@ -168,7 +168,7 @@ def test_what_does_nothing_is_no_difference() -> None:
 
 def test_differences_mirror() -> None:
     """Read from the other side they are the same ones."""
-    for a, b in permutations(KNOWN.values(), 2):
+    for a, b in permutations(INSTALLED.values(), 2):
         swapped = tuple(Difference(setting=d.setting, left=d.right, right=d.left) for d in differences(b, a))
         assert set(map(str, differences(a, b))) == set(map(str, swapped)), (a.name, b.name)
 
@@ -188,7 +188,7 @@ def test_every_setting_has_a_phrase() -> None:
     of_plan = {f"plan.{f.name}" for f in dataclasses.fields(SamplingPlan)}
 
     assert of_algorithm | of_plan == set(PHRASES)
-    for row in KNOWN.values():
+    for row in INSTALLED.values():
         plain = settings(row)
         assert all(phrase(key, plain[key]) for key in of_algorithm)
         assert all(phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
@@ -252,7 +252,7 @@ def test_info_against(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mo
     """Only what differs, for programs and for people."""
     found = told(capsys, "info", "dapo", "--against", "cispo")
     assert ("dapo", "cispo") == (found["left"]["name"], found["right"]["name"])
-    expected = differences(ALGORITHMS["dapo"], KNOWN["cispo"])
+    expected = differences(ALGORITHMS["dapo"], INSTALLED["cispo"])
     assert [d.setting for d in expected] == [d["setting"] for d in found["differences"]]
     assert "active" not in json.dumps(found)
 

@@ -16,7 +16,7 @@ from quintain.learning import ALGORITHMS, LossInputs
 from quintain.registry.binding import bind
 from quintain.types.sampling import ThinkingBudget
 
-from ..core.rows import ROWS
+from ..core.algorithms import INSTALLED
 
 
 def _by_group(t: LossInputs) -> Tensor:
@@ -40,7 +40,7 @@ BY_GROUP = Piece(kind="objective", name="by_group", function=_by_group, level="g
 )
 def test_algorithms_refuse(algorithm: str, changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(UsageError, match=reason) as refused:
-        ROWS[algorithm].replace(**changes)
+        INSTALLED[algorithm].replace(**changes)
     assert f"algorithm {algorithm!r}" in str(refused.value)
 
 
@@ -55,7 +55,7 @@ def test_algorithms_refuse(algorithm: str, changes: dict[str, Any], reason: str)
     ],
 )
 def test_pairs_that_look_like_refused_ones_are_fine(algorithm: str, changes: dict[str, Any]) -> None:
-    assert ROWS[algorithm].replace(**changes)
+    assert INSTALLED[algorithm].replace(**changes)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import math
 
 from quintain.interfaces.algorithm import KL, Algorithm
 
-from ..rows import ROWS
+from ..algorithms import INSTALLED
 from . import closed_form as cf
 from .closed_form import Method, Penalty
 
@@ -64,11 +64,11 @@ def _kl(where: str, estimate: str, score: bool = False) -> Pair:
     """rloo with a KL term."""
     kl = KL(where=where, estimator=estimate, coefficient=0.3, score_factor=score)  # type: ignore[arg-type]
     penalty = Penalty(where=where, estimate=estimate, coefficient=0.3, score=score)  # type: ignore[arg-type]
-    return ROWS["rloo"].replace(kl=kl), RLOO.replace(kl=penalty)
+    return INSTALLED["rloo"].replace(kl=kl), RLOO.replace(kl=penalty)
 
 
 def _masked(estimate: str, over: str, limit: float) -> Pair:
-    algorithm = ROWS["dr_grpo"].replace(
+    algorithm = INSTALLED["dr_grpo"].replace(
         correction={"use": "sequence_mask", "estimate": estimate, "over": over, "limit": limit}
     )
     return algorithm, DR_GRPO.replace(weigh=cf.whole_sample(estimate, over, limit))
@@ -77,19 +77,19 @@ def _masked(estimate: str, over: str, limit: float) -> Pair:
 def _objective(slope: cf.Slope, whole: bool = False, ratio_to: str = "prox", **objective: object) -> Pair:
     """dr_grpo with another objective."""
     once = objective.get("use") == "sequence_clip"  # its term is a sum over tokens: each sample weighs the same
-    algorithm = ROWS["dr_grpo"].replace(
-        objective=objective, ratio_to=ratio_to, aggregation="sequence" if once else ROWS["dr_grpo"].aggregation
+    algorithm = INSTALLED["dr_grpo"].replace(
+        objective=objective, ratio_to=ratio_to, aggregation="sequence" if once else INSTALLED["dr_grpo"].aggregation
     )
     return algorithm, DR_GRPO.replace(slope=slope, whole=whole, share=cf.by_sequence if once else DR_GRPO.share)
 
 
 def _advantage(name: str, advantage: cf.Advantage, **args: object) -> Pair:
     """rloo with another advantage."""
-    return ROWS["rloo"].replace(advantage={"use": name, **args}), RLOO.replace(advantage=advantage)
+    return INSTALLED["rloo"].replace(advantage={"use": name, **args}), RLOO.replace(advantage=advantage)
 
 
 def _corrected(weigh: cf.Weigh, **correction: object) -> Pair:
-    return ROWS["dr_grpo"].replace(correction=correction), DR_GRPO.replace(weigh=weigh)
+    return INSTALLED["dr_grpo"].replace(correction=correction), DR_GRPO.replace(weigh=weigh)
 
 
 LIMITS = {"sum": {"k1": 0.4, "k2": 0.2, "k3": 0.2}, "mean": {"k1": 0.25, "k2": 0.1, "k3": 0.1}}
@@ -100,13 +100,13 @@ CHOICES: dict[str, Pair] = {
     "ema": _advantage("ema", cf.less_constant(BASELINE)),
     "greedy": _advantage("greedy", cf.less_constant(BASELINE)),
     "group_mean": _advantage("group_mean", cf.in_groups(cf.less_mean)),
-    "process_norm": (ROWS["grpo"].replace(advantage="process_norm"), GRPO.replace(advantage=cf.process)),
+    "process_norm": (INSTALLED["grpo"].replace(advantage="process_norm"), GRPO.replace(advantage=cf.process)),
     "maxrl-success": _advantage("maxrl", cf.in_groups(cf.over_success), form="success"),
     "batch_norm": _advantage("batch_norm", cf.over_batch_spread()),
     "batch_norm-environment": _advantage("batch_norm", cf.over_batch_spread(True), over="environment"),
-    "token": (ROWS["dr_grpo"].replace(aggregation="token"), DR_GRPO.replace(share=cf.by_token)),
-    "sequence": (ROWS["dr_grpo"].replace(aggregation="sequence"), DR_GRPO.replace(share=cf.by_sequence)),
-    "prompt": (ROWS["dr_grpo"].replace(aggregation="prompt"), DR_GRPO.replace(share=cf.by_prompt)),
+    "token": (INSTALLED["dr_grpo"].replace(aggregation="token"), DR_GRPO.replace(share=cf.by_token)),
+    "sequence": (INSTALLED["dr_grpo"].replace(aggregation="sequence"), DR_GRPO.replace(share=cf.by_sequence)),
+    "prompt": (INSTALLED["dr_grpo"].replace(aggregation="prompt"), DR_GRPO.replace(share=cf.by_prompt)),
     "importance": _objective(cf.surrogate("prox"), use="importance"),
     "importance-mu": _objective(cf.surrogate("mu"), ratio_to="mu", use="importance"),
     "clip-mu": _objective(cf.clip(ratio_to="mu"), ratio_to="mu", use="ppo_clip"),
@@ -115,7 +115,7 @@ CHOICES: dict[str, Pair] = {
     "sequence_clip-dual": _objective(cf.product_clip(0.2, 0.2, dual=1.3), whole=True, use="sequence_clip", dual=1.3),
     "gspo-wide": _objective(cf.geometric_clip(0.1, 0.2), whole=True, use="gspo", low=0.1, high=0.2),
     "gspo_token": (
-        ROWS["grpo"].replace(
+        INSTALLED["grpo"].replace(
             advantage="process_norm", objective={"use": "gspo_token", "low": 0.1, "high": 0.2}, kl={"coefficient": 0}
         ),
         GRPO.replace(advantage=cf.process, slope=cf.geometric_clip_of_tokens(0.1, 0.2), kl=None),
@@ -132,7 +132,7 @@ CHOICES: dict[str, Pair] = {
         cf.divergence_mask("top", 0.15, top=20, ratio_to="prox"), use="dppo_top", delta=0.15, top=20
     ),
     "kimi-tau": (
-        ROWS["kimi"].replace(objective={"tau": 0.6}),
+        INSTALLED["kimi"].replace(objective={"tau": 0.6}),
         CORE["kimi"].replace(slope=cf.squared(0.6)),
     ),
     "tis": _corrected(cf.truncated(1.2), use="tis", cap=1.2),
@@ -141,11 +141,11 @@ CHOICES: dict[str, Pair] = {
     "icepop": _corrected(cf.banded(0.7, 1.5), use="icepop", low=0.7, high=1.5),
     "icepop-default": _corrected(cf.banded(0.5, 5.0), use="icepop"),
     "gspo+tis_sequence": (
-        ROWS["gspo"].replace(objective={"low": 0.1, "high": 0.2}, correction={"use": "tis_sequence", "cap": 1.1}),
+        INSTALLED["gspo"].replace(objective={"low": 0.1, "high": 0.2}, correction={"use": "tis_sequence", "cap": 1.1}),
         CORE["gspo"].replace(slope=cf.geometric_clip(0.1, 0.2), weigh=cf.truncated_product(1.1)),
     ),
     "grpo+tis": (
-        ROWS["grpo"].replace(correction="tis", aggregation="token"),
+        INSTALLED["grpo"].replace(correction="tis", aggregation="token"),
         GRPO.replace(weigh=cf.truncated(2.0), share=cf.by_token),
     ),
     **{
@@ -154,20 +154,20 @@ CHOICES: dict[str, Pair] = {
         for estimate, limit in held.items()
     },
     "trm-k2": (
-        ROWS["trm"].replace(correction={"estimate": "k2"}),
+        INSTALLED["trm"].replace(correction={"estimate": "k2"}),
         CORE["trm"].replace(weigh=cf.whole_sample("k2", "max", 0.05)),
     ),
     "trm-mean": (
-        ROWS["trm"].replace(correction={"over": "mean"}),
+        INSTALLED["trm"].replace(correction={"over": "mean"}),
         CORE["trm"].replace(weigh=cf.whole_sample("k3", "mean", 0.05)),
     ),
-    "dvp-coarse": (ROWS["dvp"].replace(prune=0.3), CORE["dvp"].replace(prune=0.3)),
+    "dvp-coarse": (INSTALLED["dvp"].replace(prune=0.3), CORE["dvp"].replace(prune=0.3)),
     "dvp+kl": (
-        ROWS["dvp"].replace(prune=0.3, kl=KL(where="loss", estimator="k2", coefficient=0.3)),
+        INSTALLED["dvp"].replace(prune=0.3, kl=KL(where="loss", estimator="k2", coefficient=0.3)),
         CORE["dvp"].replace(prune=0.3, kl=Penalty(where="loss", estimate="k2", coefficient=0.3)),
     ),
     "dvp+otb": (
-        ROWS["dvp"].replace(prune=0.3, advantage="optimal_token"),
+        INSTALLED["dvp"].replace(prune=0.3, advantage="optimal_token"),
         CORE["dvp"].replace(prune=0.3, advantage=cf.optimal_token),
     ),
     "kl-k2": _kl("loss", "k2"),
@@ -179,10 +179,10 @@ CHOICES: dict[str, Pair] = {
     "kl-k2-reward": _kl("reward", "k2"),
     "kl-k3-reward": _kl("reward", "k3"),
     "mask_truncated": (
-        ROWS["grpo"].replace(mask_truncated=True),
+        INSTALLED["grpo"].replace(mask_truncated=True),
         GRPO.replace(mask_truncated=True),
     ),
-    "overlong": (ROWS["rloo"].replace(overlong=0.5), RLOO.replace(overlong=0.5)),
+    "overlong": (INSTALLED["rloo"].replace(overlong=0.5), RLOO.replace(overlong=0.5)),
 }
 
-PAIRS: dict[str, Pair] = {name: (ROWS[name], method) for name, method in CORE.items()} | CHOICES
+PAIRS: dict[str, Pair] = {name: (INSTALLED[name], method) for name, method in CORE.items()} | CHOICES

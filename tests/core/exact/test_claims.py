@@ -14,7 +14,7 @@ import pytest
 from quintain.interfaces.algorithm import KL, Algorithm, GroupStats
 from quintain.learning.pieces.group_filter import varied
 
-from ..rows import ROWS
+from ..algorithms import INSTALLED
 from .bench import Bench, Package, pruned, tables
 from .methods import PAIRS
 from .policies import Array, Tree, log_softmax, multisets
@@ -115,7 +115,7 @@ CLAIMS = {
 
 
 def test_every_algorithm_claims_something() -> None:
-    assert set(ROWS) <= set(CLAIMS)
+    assert set(INSTALLED) <= set(CLAIMS)
 
 
 @pytest.mark.parametrize("name", CLAIMS)
@@ -140,7 +140,7 @@ def test_maxrl_climbs_a_truncated_logarithm(form: str, size: int) -> None:
     terms = size if form == "success" else size - 1
     slope = sum((1 - p) ** (k - 1) for k in range(1, terms + 1))
     assert slope == pytest.approx((1 - (1 - p) ** terms) / p)
-    got = update(ROWS["maxrl"].replace(advantage={"form": form}), held)
+    got = update(INSTALLED["maxrl"].replace(advantage={"form": form}), held)
     np.testing.assert_allclose(got, slope * truth(held) / LONGEST, rtol=0, atol=1e-12)
 
 
@@ -149,19 +149,21 @@ def test_optimal_token_baseline_has_a_bias_of_one_over_the_group() -> None:
     missing = []
     for size in (2, 4):
         held = bench(size)
-        missing.append(np.linalg.norm(update(ROWS["otb"], held) * LONGEST - truth(held)) / np.linalg.norm(truth(held)))
+        missing.append(
+            np.linalg.norm(update(INSTALLED["otb"], held) * LONGEST - truth(held)) / np.linalg.norm(truth(held))
+        )
     assert missing[0] < 0.7
     assert 0.4 < missing[1] / missing[0] < 0.65
 
 
 def test_sft_follows_the_sampler_and_no_reward() -> None:
     """Expected update: minus the gradient of the cross-entropy of theta under mu, over the constant length."""
-    algorithm = ROWS["sft"].replace(aggregation="constant")
+    algorithm = INSTALLED["sft"].replace(aggregation="constant")
     held = bench(2, on_policy=False)
     np.testing.assert_allclose(update(algorithm, held), along(held, np.ones(7), "mu") / LONGEST, rtol=0, atol=1e-12)
     np.testing.assert_allclose(update(algorithm, bench(2)), 0, atol=1e-12)
     others = bench(2, on_policy=False, rewards=RIGHT)
-    np.testing.assert_array_equal(update(ROWS["sft"], held), update(ROWS["sft"], others))
+    np.testing.assert_array_equal(update(INSTALLED["sft"], held), update(INSTALLED["sft"], others))
 
 
 # ---------------------------------------------------------------- off-policy
@@ -172,7 +174,7 @@ def test_the_ratio_of_whole_samples_repairs_off_policy_data_exactly() -> None:
     surrogate's gradient is left, whose direction differs.
     """
     held = bench(2, on_policy=False, seed=6)
-    whole = ROWS["dr_grpo"].replace(
+    whole = INSTALLED["dr_grpo"].replace(
         advantage="leave_one_out",
         objective={"use": "sequence_clip", "low": 1.0, "high": 1e9},
         aggregation="sequence",
@@ -185,7 +187,7 @@ def test_the_ratio_of_whole_samples_repairs_off_policy_data_exactly() -> None:
     np.testing.assert_allclose(update(whole, held), want, rtol=0, atol=1e-12)
     tokens = update(whole.replace(advantage="raw", objective="importance", aggregation="constant"), held)
     assert cosine(tokens, want) == pytest.approx(0.889, abs=1e-3)
-    none = update(ROWS["rloo"].replace(advantage="raw"), held)
+    none = update(INSTALLED["rloo"].replace(advantage="raw"), held)
     assert cosine(none, want) == pytest.approx(0.601, abs=1e-3)
 
 
@@ -199,7 +201,7 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
         rewards=(REWARDS,),
         plain=True,
     )
-    algorithm = ROWS["rloo"].replace(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
+    algorithm = INSTALLED["rloo"].replace(advantage="raw", correction={"use": "tis_sequence", "cap": 1e9})
     np.testing.assert_allclose(update(algorithm, held), truth(held) / LONGEST, rtol=0, atol=1e-12)
     got = {
         name: cosine(update(algorithm.replace(correction=correction), held), truth(held))
@@ -220,7 +222,7 @@ def test_truncated_importance_sampling_repairs_the_mismatch_of_the_sampler() -> 
 def test_dynamic_sampling_is_the_gradient_over_the_chance_of_acceptance(name: str, factor: float) -> None:
     """Rejected groups have advantages of 0, so that conditional on acceptance the update is the same, only larger."""
     held = bench(3)
-    package = Package(ROWS[name], held)
+    package = Package(INSTALLED[name], held)
     total, accepted = None, 0.0
     for paths, weight in held.batches():
         totals = tuple(path.outcome for path in paths)
@@ -293,7 +295,7 @@ def test_whose_gradient_each_kl_estimate_is(where: str, estimator: str, score: b
     """
     held = bench(2, rewards=(0.0,) * 7)
     kl = KL(where=where, estimator=estimator, coefficient=1.0, score_factor=score)  # type: ignore[arg-type]
-    got = -update(ROWS["rloo"].replace(kl=kl), held) * LONGEST
+    got = -update(INSTALLED["rloo"].replace(kl=kl), held) * LONGEST
     np.testing.assert_allclose(got, divergences()[what], rtol=0, atol=1e-12)
 
 
@@ -331,7 +333,7 @@ def test_k1_in_the_loss_has_no_gradient() -> None:
     """Why it is refused: with the coefficient around the refusal, its expected gradient is 0."""
     kl = KL(where="loss", estimator="k1", coefficient=1.0, score_factor=True)
     object.__setattr__(kl, "score_factor", False)
-    got = update(ROWS["rloo"].replace(kl=kl), bench(2, rewards=(0.0,) * 7))
+    got = update(INSTALLED["rloo"].replace(kl=kl), bench(2, rewards=(0.0,) * 7))
     np.testing.assert_allclose(got, 0, atol=1e-12)
 
 
@@ -344,7 +346,7 @@ def test_pruned_policy_is_what_both_sides_mean() -> None:
     out = pruned(held.logits["mu"], 0.3) == -np.inf
     assert 0.1 < out.mean() < 0.7
     assert all(np.isfinite(held.samples[path].sequences[0].logps).all() or p == 0 for path, p in _chances(held))
-    got = update(ROWS["dvp"].replace(prune=0.3), held)
+    got = update(INSTALLED["dvp"].replace(prune=0.3), held)
     assert not got[out].any()
     assert np.abs(got).max() > 1e-3
     assert sum(p for _, p in _chances(held)) == pytest.approx(1)

@@ -11,7 +11,7 @@ import pytest
 
 from quintain.interfaces.pieces import every_piece
 
-from ..rows import ROWS
+from ..algorithms import INSTALLED
 from .bench import Bench, Package, tables
 from .closed_form import Method, gradient
 from .methods import CORE, PAIRS
@@ -41,7 +41,7 @@ def expected_closed_form(method: Method, bench: Bench) -> Array:
 
 
 def test_every_algorithm_and_every_piece_is_here() -> None:
-    assert set(CORE) == set(ROWS)
+    assert set(CORE) == set(INSTALLED)
     ours = [piece for piece in every_piece() if piece.origin.startswith(("quintain.learning.", "quintain_algorithms."))]
     for kind in ("advantage", "objective", "correction", "aggregation"):
         here = {getattr(algorithm, kind).name for algorithm, _ in PAIRS.values()}

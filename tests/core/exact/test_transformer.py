@@ -22,8 +22,8 @@ from quintain.interfaces.pieces import Piece
 from quintain.learning import Batch, Learner
 from quintain.learning.optimizer_step import OptimizerStep
 
+from ..algorithms import INSTALLED
 from ..models import tiny_model, with_exact_norms
-from ..rows import ROWS
 from .bench import Bench, pruned, sample_of
 from .closed_form import Method, Taken
 from .methods import CORE, EMA_STATE, PAIRS
@@ -189,7 +189,7 @@ def test_clips_and_masks_are_at_work_in_later_updates(name: str) -> None:
 def test_expected_update_is_the_true_gradient() -> None:
     """Of rloo over all groups of two, divided by the constant length 3."""
     held = Bench(tree=TREE, sizes=(2,), logits=dict.fromkeys(("theta", "prox", "mu", "ref"), table(0)), plain=True)
-    learner, updates = learner_of(ROWS["rloo"], lr=0.0)
+    learner, updates = learner_of(INSTALLED["rloo"], lr=0.0)
     total: Any = 0.0
     for paths, weight in held.batches():
         if abs(paths[0].outcome - paths[1].outcome) < 1e-6:
@@ -208,7 +208,7 @@ def test_expected_update_is_the_true_gradient() -> None:
 
 @pytest.mark.parametrize("name", ["kimi", "dr_grpo"])
 def test_the_optimizer_starts_anew_where_the_algorithm_says(name: str) -> None:
-    algorithm = ROWS[name].replace(epochs=2)
+    algorithm = INSTALLED[name].replace(epochs=2)
     learner, updates = learner_of(algorithm)
     for _ in range(2):
         learner.step(drawn()[1])

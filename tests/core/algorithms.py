@@ -8,10 +8,10 @@ from quintain.interfaces.algorithm import Algorithm
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
 
-VARIANTS: dict[str, Algorithm] = {
+INSTALLED: dict[str, Algorithm] = {
     component.name: Registry([component]).resolve(component)
     for component in discover()
     if component.kind == "algorithm"
     and (component.distribution in ("quintain", "quintain-algorithms") or component.name == "sft")
 }
-needs_algorithms = pytest.mark.skipif("gspo" not in VARIANTS, reason="quintain-algorithms is not installed")
+needs_algorithms = pytest.mark.skipif("gspo" not in INSTALLED, reason="quintain-algorithms is not installed")
