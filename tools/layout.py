@@ -122,7 +122,7 @@ class Checkout:
     """The modules of the package, and those of the members that use it, by dotted name."""
 
     package: Mapping[str, Module]
-    group_size: Mapping[str, Module]
+    members: Mapping[str, Module]
 
 
 @cache
@@ -133,11 +133,11 @@ def parsed(text: str) -> list[ast.AST]:
 
 def read(root: Path) -> Checkout:
     """Read the checkout at *root*: ``core/quintain``, and the sources of plugins, environments and examples."""
-    indices: dict[str, Module] = {}
+    members: dict[str, Module] = {}
     for pattern in ("plugins/*/src", "environments/*/src", "examples/*/src"):
         for folder in sorted(root.glob(pattern)):
-            indices |= modules(folder, folder)
-    return Checkout(modules(root / "core" / PACKAGE, root / "core"), indices)
+            members |= modules(folder, folder)
+    return Checkout(modules(root / "core" / PACKAGE, root / "core"), members)
 
 
 def modules(folder: Path, base: Path) -> dict[str, Module]:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
     from .forward import Forward as Forward
     from .forward import TokenSequence as TokenSequence
+    from .hf import offline as offline
+    from .hf import quiet as quiet
+    from .hf import unreachable as unreachable
     from .layers import fuse_storage as fuse_storage
     from .load import LoadedModel as LoadedModel
     from .load import as_device as as_device
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "..interfaces.tokenizer": ("ChatTokenizer",),
     ".forward": ("Forward", "TokenSequence"),
+    ".hf": ("offline", "quiet", "unreachable"),
     ".layers": ("fuse_storage",),
     ".load": ("LoadedModel", "as_device", "load_model"),
     ".tokenizer": ("HFTokenizer",),

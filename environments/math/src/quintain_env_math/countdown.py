@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from random import Random
 
+from quintain import Demonstration, Environment, Message, Rollout, Score, Task, control, reward
 from quintain.errors import UsageError
-from quintain.interfaces.environment import Demonstration, Environment, control
-from quintain.interfaces.reward import reward
-from quintain.types.rollout import Rollout, Score
-from quintain.types.task import Message, Task
 
 from .final import MARK, final_answer
 from .splits import problems

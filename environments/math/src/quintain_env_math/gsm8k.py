@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
-from quintain.interfaces.environment import Demonstration, Environment, control
-from quintain.models.hf import offline, quiet, unreachable
-from quintain.types.task import Message, Task
+from quintain.models import offline, quiet, unreachable
 from quintain_math_verify import math_equal
 
 REPOSITORY = "openai/gsm8k"

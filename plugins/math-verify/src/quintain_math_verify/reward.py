@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from quintain import Rollout, Score, Workers, need, reward
 from quintain.errors import InfrastructureError, RewardFault
-from quintain.interfaces.reward import reward
-from quintain.interfaces.service import Workers, need
-from quintain.types.rollout import Rollout, Score
 
 CHECK = "quintain_math_verify.check:equal"
 

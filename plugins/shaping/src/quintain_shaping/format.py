@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from quintain.interfaces.reward import reward
-from quintain.types.rollout import Rollout, Score
+from quintain import Rollout, Score, reward
 
 _TAG = re.compile(r"</?(?:think|answer)>")
 _TEMPLATE = ("<think>", "</think>", "<answer>", "</answer>")
