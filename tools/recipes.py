@@ -200,8 +200,8 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 
 def keys(section: str, table: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a table that are not tables themselves, by dotted name."""
-    found = {f"{section}.{name}": field for name, field in table.model_fields.items()}
-    return {name: field for name, field in found.items() if table_of(field.annotation) is None}
+    fields = {f"{section}.{name}": field for name, field in table.model_fields.items()}
+    return {name: field for name, field in fields.items() if table_of(field.annotation) is None}
 
 
 def expected(name: str, field: FieldInfo) -> str:
@@ -228,8 +228,8 @@ def kind(annotation: Any) -> str:
 def bounds(metadata: list[Any]) -> str:
     """The range that *metadata* sets; what 64 bits hold is no news."""
     signs = {Ge: ">= {0.ge:g}", Gt: "> {0.gt:g}", Lt: "< {0.lt:g}", Le: "<= {0.le:g}"}
-    said = [signs[type(m)].format(m) for m in metadata if type(m) in signs and getattr(m, "lt", 0) != 2**63]
-    return " " + ", ".join(said) if said else ""
+    limits = [signs[type(m)].format(m) for m in metadata if type(m) in signs and getattr(m, "lt", 0) != 2**63]
+    return " " + ", ".join(limits) if limits else ""
 
 
 def default(name: str, field: FieldInfo) -> str:

@@ -88,7 +88,7 @@ def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
     a difference per argument. What does nothing is no difference: the ratio_to of an objective without a ratio, the
     estimator of a KL term that is off.
     """
-    found: list[Difference] = []
+    changes: list[Difference] = []
     mine, theirs = settings(left), settings(right)
     for name in mine:
         a, b = mine[name], theirs[name]
@@ -96,13 +96,13 @@ def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
             continue
         if name == "kl":
             a, b = (value if algorithm.kl.active else None for algorithm, value in ((left, a), (right, b)))
-            found += [Difference(setting="kl", left=a, right=b)] if a != b else []
+            changes += [Difference(setting="kl", left=a, right=b)] if a != b else []
         elif name == "plan" or (name in KINDS and a and b and a["use"] == b["use"]):
             keys = [key for key in {**a, **b} if a.get(key) != b.get(key)]
-            found += [Difference(setting=f"{name}.{key}", left=a.get(key), right=b.get(key)) for key in keys]
+            changes += [Difference(setting=f"{name}.{key}", left=a.get(key), right=b.get(key)) for key in keys]
         else:
-            found.append(Difference(setting=name, left=a, right=b))
-    return tuple(found)
+            changes.append(Difference(setting=name, left=a, right=b))
+    return tuple(changes)
 
 
 def phrase(setting: str, value: Any) -> str:
@@ -127,8 +127,8 @@ def piece_words(piece: Piece | Mapping[str, Any], *, only: Mapping[str, Any] | N
     """
     plain = _plain(piece) if isinstance(piece, Piece) else dict(piece)
     name, _ = plain.pop("use"), plain.pop("tolerance", None)
-    told = (f"{k} {shown(v)}" for k, v in plain.items() if v is not None and (only is None or k in only))
-    listed = ", ".join(told)
+    arguments = (f"{k} {shown(v)}" for k, v in plain.items() if v is not None and (only is None or k in only))
+    listed = ", ".join(arguments)
     return f"`{name}` ({listed})" if listed else f"`{name}`"
 
 
@@ -168,8 +168,8 @@ _ABOUT = ("name", "summary", "source", "published")
 def _plain(value: Any) -> Any:
     if isinstance(value, Piece):
         # `parameters` leaves services out, which an algorithm that is served holds among its arguments.
-        given = {name: value.argument(name) for name in value.parameters}
-        return {"use": value.name, **{k: v for k, v in given.items() if v is not inspect.Parameter.empty}}
+        arguments = {name: value.argument(name) for name in value.parameters}
+        return {"use": value.name, **{k: v for k, v in arguments.items() if v is not inspect.Parameter.empty}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return dict(value) if isinstance(value, Mapping) else value

@@ -47,23 +47,23 @@ def chosen(distributions: tuple[str, ...]) -> list[Component]:
     Raises:
         UnknownNameError: one of them is not installed, or has no components.
     """
-    known = current().components()
-    names = {c.distribution for c in known}
-    for wanted in distributions:
-        if normalise(wanted) not in names:
-            raise UnknownNameError.of("distribution with components", wanted, names)
-    return [c for c in known if not distributions or c.distribution in {normalise(d) for d in distributions}]
+    components = current().components()
+    names = {c.distribution for c in components}
+    for name in distributions:
+        if normalise(name) not in names:
+            raise UnknownNameError.of("distribution with components", name, names)
+    return [c for c in components if not distributions or c.distribution in {normalise(d) for d in distributions}]
 
 
 def versions() -> dict[str, str]:
     """Python and the libraries that extras bring; empty where one is not installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            found[library] = version(library)
+            installed[library] = version(library)
         except PackageNotFoundError:
-            found[library] = ""
-    return found
+            installed[library] = ""
+    return installed
 
 
 def print_findings(findings: list[Finding]) -> None:

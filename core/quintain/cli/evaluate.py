@@ -151,8 +151,8 @@ def evaluate(
     if controls:
         settings["count"] = tasks or CONTROL_TASKS
         return _show_controls(asyncio.run(_controls(spec, chosen, settings)), as_json)
-    made = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = asyncio.run(_evaluated(spec, chosen, made, engine, tasks, settings))
+    client = None if engine.startswith("@") else _engine(engine, model, engine_args)
+    result = asyncio.run(_evaluated(spec, chosen, client, engine, tasks, settings))
     if out is not None:
         _write(out, result)
     _show(result, as_json, out)
@@ -162,7 +162,7 @@ def evaluate(
 async def _evaluated(
     spec: EnvironmentSpec,
     choices: Mapping[str, Choice],
-    made: Engine | None,
+    client: Engine | None,
     control: str,
     tasks: int | None,
     settings: Mapping[str, Any],
@@ -174,7 +174,7 @@ async def _evaluated(
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
         chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
-        engine = made or _control(environment, control)
+        engine = client or _control(environment, control)
         async with engine:
             with Bar(len(chosen) * settings["samples"], f"{spec.name} {settings['split']}") as bar:
                 return await measure(
@@ -195,10 +195,12 @@ async def _controls(
 def _alone(option: str, *others: str) -> None:
     """Refuse options that *option* would have to ignore."""
     context = click.get_current_context()
-    named = {p.name: p.opts[0] for p in context.command.params}
-    given = [named[name] for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT]
-    if given:
-        raise click.UsageError(f"{option} runs the environment's own controls; leave out {', '.join(given)}")
+    option_names = {p.name: p.opts[0] for p in context.command.params}
+    refused = [
+        option_names[name] for name in others if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    ]
+    if refused:
+        raise click.UsageError(f"{option} runs the environment's own controls; leave out {', '.join(refused)}")
 
 
 def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
@@ -218,12 +220,12 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
         if len(path) != 2:
             raise UsageError(f"--service-arg {pair!r}: expected SLOT.KEY=VALUE, as in judge.base_url=http://...")
         settings.setdefault(path[0], []).append(pair.partition(".")[2])
-    found: dict[str, Choice] = {}
+    choices: dict[str, Choice] = {}
     for slot in [*names, *(s for s in settings if s not in names)]:
         use = names.get(slot, slot)
         component = current().load("service", use)
-        found[slot] = ComponentTable(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
-    return found
+        choices[slot] = ComponentTable(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
+    return choices
 
 
 def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
@@ -232,14 +234,14 @@ def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]
     from ..training.recipe.tables import override
 
     fields = {f.name: f for f in signature_of(component).fields}
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         (key, *rest), value, written = override(pair)
         if rest:
             raise UsageError(f"{option} {pair!r}: expected KEY=VALUE without a dot in the key")
         text = key in fields and fields[key].type is str and not isinstance(value, str)
-        found[key] = written if text else value
-    return found
+        values[key] = written if text else value
+    return values
 
 
 def _sampling(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
@@ -291,10 +293,10 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
         args["model"] = model
     elif takes_model and not _serves(name) and "model" not in args:
         raise UsageError(f"the engine {name!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
-    made = bind(component, args, {}, who=f"engine {name!r}")
-    if not isinstance(made, Engine):
-        raise UsageError(f"{name!r} is a {type(made).__name__}; expected an engine (`quintain list engines`)")
-    return made
+    client = bind(component, args, {}, who=f"engine {name!r}")
+    if not isinstance(client, Engine):
+        raise UsageError(f"{name!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
+    return client
 
 
 def _control(environment: Environment[Any, Any], name: str) -> Engine:

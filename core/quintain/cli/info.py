@@ -191,21 +191,21 @@ def matching(name: str, registry: Registry) -> list[Component]:
     if name.endswith(".py"):
         return [registry.find("environment", name)]  # which says what is in it
     bare = rest if kind else name
-    found, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
-    for plugin_kind, plugin in PLUGINS if not found else ():
+    components, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
+    for plugin_kind, plugin in PLUGINS if not components else ():
         if plugin == bare and kind in (None, plugin_kind):
             return [registry.find(plugin_kind, bare)]  # which says what to install
-    if not found and kind in (None, "algorithm"):
+    if not components and kind in (None, "algorithm"):
         failures = import_algorithms(registry)
         pieces = Registry(installed_pieces(registry))
-        found = pieces.matching(bare) or [c for c in pieces.components() if c.name.partition(".")[2] == bare]
-    if not found:
+        components = pieces.matching(bare) or [c for c in pieces.components() if c.name.partition(".")[2] == bare]
+    if not components:
         if (error := meant(kind or "environment", bare)) is not None:
             raise error
-        known = (c.name for c in (*registry.components(kind), *pieces.components()))
+        names = (c.name for c in (*registry.components(kind), *pieces.components()))
         hint = "\n".join(("`quintain list` shows all; `quintain info ALGORITHM` shows its pieces", *map(str, failures)))
-        raise UnknownNameError.of(kind or "component", bare, known, hint)
-    return found
+        raise UnknownNameError.of(kind or "component", bare, names, hint)
+    return components
 
 
 def installed_pieces(registry: Registry) -> list[Component]:
@@ -234,13 +234,13 @@ def info(name: str, against: str | None, as_json: bool) -> int:
     registry = current()
     if against is not None:
         return compare(algorithm_of(name, registry), algorithm_of(against, registry), as_json)
-    found = [details_of(c, registry) for c in matching(name, registry)]
+    details = [details_of(c, registry) for c in matching(name, registry)]
     if as_json:
-        click.echo(json.dumps({"components": [d.to_json() for d in found]}, indent=2, default=str))
+        click.echo(json.dumps({"components": [d.to_json() for d in details]}, indent=2, default=str))
     else:
-        for details in found:
-            print_details(details)
-    return 1 if any(d.line.error for d in found) else 0
+        for component in details:
+            print_details(component)
+    return 1 if any(d.line.error for d in details) else 0
 
 
 def algorithm_of(name: str, registry: Registry) -> Details:
@@ -251,13 +251,13 @@ def algorithm_of(name: str, registry: Registry) -> Details:
         UsageError: what has it is no whole algorithm, or several have it.
         PluginError: it cannot be imported.
     """
-    found = [details_of(c, registry) for c in matching(name, registry)]
-    algorithms = [d for d in found if d.algorithm is not None]
+    details = [details_of(c, registry) for c in matching(name, registry)]
+    algorithms = [d for d in details if d.algorithm is not None]
     if len(algorithms) == 1:
         return algorithms[0]
     if algorithms:
         raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; say which")
-    broken = next((d.line.error for d in found if d.line.error), "")
+    broken = next((d.line.error for d in details if d.line.error), "")
     if broken:
         raise PluginError(broken)
     raise UsageError(
@@ -271,10 +271,10 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
 
     assert left.algorithm is not None
     assert right.algorithm is not None
-    found = differences(left.algorithm, right.algorithm)
+    changes = differences(left.algorithm, right.algorithm)
     names = left.line.name, right.line.name
     if as_json:
-        rows = [{"setting": d.setting, "left": d.left, "right": d.right, "words": d.words} for d in found]
+        rows = [{"setting": d.setting, "left": d.left, "right": d.right, "words": d.words} for d in changes]
         report = {"left": asdict(left.line), "right": asdict(right.line), "differences": rows}
         click.echo(json.dumps(report, indent=2, default=str))
         return 0
@@ -286,13 +286,13 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
     for details in (left, right):
         console.print(Text.assemble((details.line.name, "bold cyan"), f"  {details.line.summary}"))
         console.print(Text(f"  {details.line.source}", style="dim"))
-    if not found:
+    if not changes:
         console.print("They do the same.")
         return 0
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("setting", *names):
         table.add_column(title, overflow="fold")
-    for d in found:
+    for d in changes:
         table.add_row(Text(d.setting, style="cyan"), *(Text(cell(d.setting, value)) for value in (d.left, d.right)))
     console.print(table)
     return 0
@@ -316,8 +316,8 @@ def without_parameters(doc: str, names: Collection[str]) -> str:
 
     shown = set(names)
     # Behind a first line, whose indentation does not count, a section is as it stands in the docstring.
-    kept = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
-    return kept.strip()
+    text = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
+    return text.strip()
 
 
 def print_details(details: Details) -> None:

@@ -15,19 +15,19 @@ def runs(folder: str, as_json: bool) -> None:
     from ..training.runs import list_runs
     from ..training.screen import program
 
-    found = list_runs(folder)
+    infos = list_runs(folder)
     if as_json:
-        for run in found:
+        for run in infos:
             click.echo(json.dumps(asdict(run), default=str))
         return
-    if not found:
+    if not infos:
         click.echo(f"no runs in {folder!r}; start one with: {program()} train")
         return
     from rich.console import Console
     from rich.table import Table
 
     table = Table("run", "state", "environments", "model", "step", "held-out", box=None)
-    for run in found:
+    for run in infos:
         accuracy = "" if run.accuracy is None else f"{run.accuracy:.1%}"
         state = f"{run.state}: {run.fault}" if run.fault else run.state
         table.add_row(run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)

@@ -70,9 +70,9 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
     if dry_run:
         from ..training.check import check_recipe
 
-        found = _recipe(recipe, **choices)
-        check_recipe(found)
-        click.echo(found.to_toml(), nl=False)
+        resolved = _recipe(recipe, **choices)
+        check_recipe(resolved)
+        click.echo(resolved.to_toml(), nl=False)
         return
     with _opened(recipe, resume, choices) as folder:
         try:
@@ -85,10 +85,10 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
     named = {"overrides": "set"}
-    given = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
-    given += [recipe] if recipe is not None else []
-    if given:
-        raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {', '.join(given)}")
+    refused = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
+    refused += [recipe] if recipe is not None else []
+    if refused:
+        raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {', '.join(refused)}")
     if dry_run:
         raise click.UsageError("--resume goes on with a run whose recipe was checked; leave out --dry-run")
 

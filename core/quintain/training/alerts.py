@@ -119,13 +119,13 @@ class History:
         """The values of *name* in the last *span* steps; none while there are fewer steps, or where most lack it."""
         if len(self.recent) < span:
             return []
-        found = [value for r in self.recent[-span:] if (value := number(r, name)) is not None]
-        return found if 2 * len(found) > span else []
+        values = [value for r in self.recent[-span:] if (value := number(r, name)) is not None]
+        return values if 2 * len(values) > span else []
 
     def mean(self, name: str, span: int = SPAN) -> float | None:
         """Their mean."""
-        found = self.last(name, span)
-        return fmean(found) if found else None
+        values = self.last(name, span)
+        return fmean(values) if values else None
 
 
 def number(record: MetricsRecord, name: str) -> float | None:
@@ -162,8 +162,8 @@ class Alert:
 
 def _all_of(*levels: float | None) -> float | None:
     """Begins where all have begun, ends where one has ended."""
-    known = [level for level in levels if level is not None]
-    return min(known) if len(known) == len(levels) else None
+    present = [level for level in levels if level is not None]
+    return min(present) if len(present) == len(levels) else None
 
 
 def _of_mean(name: str, thresholds: Thresholds) -> Callable[[History], float | None]:
@@ -308,18 +308,18 @@ class Change:
 
 def alert_intervals(records: Iterable[MetricsRecord]) -> list[tuple[str, int, int]]:
     """When alerts were on: name, first and last step, in the order in which they began."""
-    found: list[tuple[str, int, int]] = []
+    intervals: list[tuple[str, int, int]] = []
     on: dict[str, int] = {}
     for record in records:
         names = record.get("alerts", ())
         on = {name: place for name, place in on.items() if name in names}
         for name in names:
             if name in on:
-                found[on[name]] = (name, found[on[name]][1], record["step"])
+                intervals[on[name]] = (name, intervals[on[name]][1], record["step"])
             else:
-                on[name] = len(found)
-                found.append((name, record["step"], record["step"]))
-    return found
+                on[name] = len(intervals)
+                intervals.append((name, record["step"], record["step"]))
+    return intervals
 
 
 class AlertMonitor:

@@ -38,8 +38,8 @@ def check_recipe(recipe: Recipe) -> None:
     check_engine(recipe)
     model_source(recipe)
     specs = [resolve_environment_table(table) for table in recipe.environments]
-    wanted = {slot for spec in specs for slot in spec.slots} | algorithm.slots
-    for slot, component, args in start_order(chosen(recipe, algorithm), wanted, dict.fromkeys(GIVEN)):
+    slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
+    for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(GIVEN)):
         check_args(component, args, who=f"[services.{slot}]")
     for spec in specs:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")

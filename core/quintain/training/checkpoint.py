@@ -74,8 +74,8 @@ class Checkpoint:
             about = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
             step, best, form = int(about["step"]), bool(about["best"]), int(about["format"])
         if form > FORMAT:
-            made = about.get("version")
-            raise RunError(f"checkpoint {path} was made by Quintain {made}; this is {__version__}: upgrade it")
+            version = about.get("version")
+            raise RunError(f"checkpoint {path} was made by Quintain {version}; this is {__version__}: upgrade it")
         return cls(path=path, step=step, best=best)
 
     @property
@@ -86,8 +86,8 @@ class Checkpoint:
             RunError: the checkpoint is damaged.
         """
         with _read_whole(self.path):
-            held = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-            return dict(_put_back(held, self.path / "state.pt"))
+            content = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
+            return dict(_put_back(content, self.path / "state.pt"))
 
     def restore(self, learner: Trainable) -> dict[str, Any]:
         """Bring *learner* and the random-number generators of the process back; the run's own state.
@@ -99,14 +99,14 @@ class Checkpoint:
 
         state = self.state
         with _read_whole(self.path):
-            held = torch.load(self.path / "learner.pt", map_location="cpu", weights_only=True)
-            kept, generators = dict(held["learner"]), dict(held["generators"])
-            weights = {} if "module" in kept else dict(_tensors(self.model))
-            if "module" not in kept and not weights:
+            content = torch.load(self.path / "learner.pt", map_location="cpu", weights_only=True)
+            learner_state, generators = dict(content["learner"]), dict(content["generators"])
+            weights = {} if "module" in learner_state else dict(_tensors(self.model))
+            if "module" not in learner_state and not weights:
                 raise FileNotFoundError(f"{self.model} holds no weights")
         try:
             _load_weights(learner.module, weights)
-            learner.load_state_dict(kept)
+            learner.load_state_dict(learner_state)
         except (RuntimeError, ValueError, KeyError) as e:
             raise RunError(f"checkpoint {self.path} does not fit the model of the recipe: {e}") from e
         with _read_whole(self.path):
@@ -159,23 +159,23 @@ class CheckpointManager:
 
     def prune(self) -> None:
         """Drop all but the last *keep* and the best."""
-        found = self.all()
-        champion = next((c for c in reversed(found) if c.best), None) if self.keep_best else None
-        for old in found[: -self.keep]:
+        checkpoints = self.all()
+        champion = next((c for c in reversed(checkpoints) if c.best), None) if self.keep_best else None
+        for old in checkpoints[: -self.keep]:
             if champion is None or old.step != champion.step:
                 remove_tree(old.path)
 
 
 def latest(folder: RunFolder) -> Checkpoint | None:
     """The last complete checkpoint of a run."""
-    found = steps_in(folder.checkpoints)
-    return Checkpoint.open(found[-1][1]) if found else None
+    steps = steps_in(folder.checkpoints)
+    return Checkpoint.open(steps[-1][1]) if steps else None
 
 
 def best(folder: RunFolder) -> Checkpoint | None:
     """The best checkpoint of a run, by its marks; the latest where there is no mark."""
-    found = [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
-    return next((c for c in reversed(found) if c.best), found[-1] if found else None)
+    checkpoints = [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
+    return next((c for c in reversed(checkpoints) if c.best), checkpoints[-1] if checkpoints else None)
 
 
 def save_model(folder: Path, learner: Trainable, tokenizer: Any, about: Mapping[str, Any]) -> None:
@@ -291,10 +291,10 @@ def _write_learner(folder: Path, learner: Trainable) -> None:
     import torch
 
     whole = _saved_exactly(learner.module, folder / "model")
-    held = {"learner": learner.state_dict(weights=not whole), "generators": generators()}
-    _check_loadable({k: v for k, v in held["learner"].items() if k not in ("module", "optimizer", "reference")})
+    content = {"learner": learner.state_dict(weights=not whole), "generators": generators()}
+    _check_loadable({k: v for k, v in content["learner"].items() if k not in ("module", "optimizer", "reference")})
     with open(folder / "learner.pt", "wb") as file:
-        torch.save(held, file)
+        torch.save(content, file)
 
 
 _TENSOR = "$tensor"
@@ -396,21 +396,21 @@ def generators() -> dict[str, Any]:
 
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     kind, words, *rest = numpy.random.get_state(legacy=True)
-    held = [str(kind), [int(w) for w in words], *rest]
-    return {"python": random.getstate(), "numpy": held, "torch": torch.get_rng_state(), "cuda": cuda}
+    numpy_state = [str(kind), [int(w) for w in words], *rest]
+    return {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state(), "cuda": cuda}
 
 
-def restore_generators(held: Mapping[str, Any]) -> None:
+def restore_generators(states: Mapping[str, Any]) -> None:
     """Take up what `generators` gave."""
     import numpy
     import torch
 
-    version, words, gauss = held["python"]
+    version, words, gauss = states["python"]
     random.setstate((version, tuple(words), gauss))
-    numpy.random.set_state(tuple(held["numpy"]))
-    torch.set_rng_state(held["torch"])
-    if held["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(held["cuda"])
+    numpy.random.set_state(tuple(states["numpy"]))
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"])
 
 
 def _write_json(path: Path, value: Any) -> None:

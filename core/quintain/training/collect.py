@@ -34,7 +34,7 @@ class Collected:
         tried: all groups, in the order of their tasks.
         accepted: those to learn from, in the same order.
         rejected: how many others there are, by reason.
-        wanted: groups that a full batch has.
+        size: groups of a full batch.
         rounds: how often groups were started together.
         cause: why groups are missing after resampling; empty where none is.
     """
@@ -42,7 +42,7 @@ class Collected:
     tried: tuple[AnyGroup, ...]
     accepted: tuple[AnyGroup, ...]
     rejected: Counter[str]
-    wanted: int
+    size: int
     rounds: int = 1
     cause: str = ""
 
@@ -50,7 +50,7 @@ class Collected:
         """How many groups were accepted, how many are missing, in how many rounds."""
         return {
             "groups.accepted": len(self.accepted),
-            "groups.missing": self.wanted - len(self.accepted),
+            "groups.missing": self.size - len(self.accepted),
             "groups.rounds": self.rounds,
         }
 
@@ -83,10 +83,10 @@ async def fill(
         rounds += 1
         if on_round is not None:
             on_round(rounds, len(requests))
-        found = await run_groups(requests, context, on_rollout, supply.follow if plan.resample == "active" else None)
-        for group in found:
+        finished = await run_groups(requests, context, on_rollout, supply.follow if plan.resample == "active" else None)
+        for group in finished:
             supply.reason(group)
-        tried += found
+        tried += finished
         if plan.resample != "dynamic":
             break
     reasons = [supply.reason(group) for group in tried]
@@ -94,7 +94,7 @@ async def fill(
         tried=tuple(tried),
         accepted=tuple(g for g, reason in zip(tried, reasons, strict=True) if not reason),
         rejected=Counter(filter(None, reasons)),
-        wanted=groups,
+        size=groups,
         rounds=rounds,
         cause=supply.cause,
     )
@@ -205,7 +205,7 @@ class _Supply:
     ) -> None:
         self._left = groups * (plan.attempts if plan.resample != "none" else 1)
         self._groups, self._draw, self._rejection = groups, draw, rejection
-        self._given = 0
+        self._drawn = 0
         self._reasons: dict[int, str] = {}
         self._failed: Counter[str] | None = Counter()  # None once an episode did not
         self.accepted = 0
@@ -218,14 +218,14 @@ class _Supply:
             try:
                 requests.append(self._draw())
             except NoTasksError as e:
-                if not (self._given or requests):
+                if not (self._drawn or requests):
                     raise
                 self._left, self.cause = 0, str(e)
                 break
             self._left -= 1
-        self._given += len(requests)
+        self._drawn += len(requests)
         if len(requests) < count:
-            self.cause = self.cause or f"{self._given} groups were tried, as many as plan.attempts allows"
+            self.cause = self.cause or f"{self._drawn} groups were tried, as many as plan.attempts allows"
         return requests
 
     def follow(self, group: AnyGroup) -> Sequence[RolloutRequest]:

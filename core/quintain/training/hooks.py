@@ -253,10 +253,10 @@ class Hooks:
 
     def _fault(self, plugin: object) -> str:
         """Why *plugin*, which is registered, cannot be used; empty where it can."""
-        known = [event.hook for event in EVENTS]
+        names = [event.hook for event in EVENTS]
         for caller in self._manager.get_hookcallers(plugin) or []:
             if not caller.has_spec():
-                return f"there is no hook {caller.name!r}{did_you_mean(caller.name, known)}"
+                return f"there is no hook {caller.name!r}{did_you_mean(caller.name, names)}"
             for implementation in caller.get_hookimpls():
                 wraps = implementation.wrapper or implementation.hookwrapper
                 awaits = inspect.iscoroutinefunction(implementation.function)
@@ -283,8 +283,8 @@ def allowed(components: Sequence[Component], names: str | None) -> list[Componen
     """
     if names is None:
         return list(components)
-    wanted = {n.strip() for n in names.split(",") if n.strip()}
-    for name in wanted:
+    selected = {n.strip() for n in names.split(",") if n.strip()}
+    for name in selected:
         if not any(name in (c.name, c.id) for c in components):
             raise UnknownNameError.of("plugin in QUINTAIN_PLUGINS", name, (c.name for c in components))
-    return [c for c in components if c.name in wanted or c.id in wanted]
+    return [c for c in components if c.name in selected or c.id in selected]

@@ -111,9 +111,9 @@ def lengths(valid: Sequence[AnyRollout]) -> Metrics:
         "wrong": lambda r: not _right(r),
     }
     for name, fits in chosen.items():
-        found = [r.tokens for r in valid if fits(r)]
-        if found:
-            out[f"length.{name}"] = fmean(found)
+        tokens = [r.tokens for r in valid if fits(r)]
+        if tokens:
+            out[f"length.{name}"] = fmean(tokens)
     if valid:
         out["length.max"] = max(r.tokens for r in valid)
         if any(len(r.turns) > 1 for r in valid):
@@ -131,15 +131,17 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
     1706.04599, equation 3): the sum over bins of n_b / N times \\|mean confidence - share of successes\\|.
     """
     answers = [(r, player, _logps(t)) for r in valid for player, t in r.transcripts.items()]
-    known = [(fmean(logps), _right(r, player)) for r, player, logps in answers if logps]
-    if not known:
+    means = [(fmean(logps), _right(r, player)) for r, player, logps in answers if logps]
+    if not means:
         return {}
-    forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in known]
+    forecasts = [(math.exp(min(0.0, mean)), right) for mean, right in means]
     bins: dict[int, list[tuple[float, bool]]] = {}
     for sure, right in forecasts:
         bins.setdefault(min(int(sure * BINS), BINS - 1), []).append((sure, right))
     # |sum of confidences - successes| / N per bin is n_b / N times the difference of the bin's means.
-    gaps = [abs(math.fsum(sure for sure, _ in held) - sum(right for _, right in held)) for held in bins.values()]
+    gaps = [
+        abs(math.fsum(sure for sure, _ in members) - sum(right for _, right in members)) for members in bins.values()
+    ]
     return {
         "entropy.sampled": -fmean(x for _, _, logps in answers for x in logps),
         "calibration.confidence": fmean(sure for sure, _ in forecasts),
@@ -162,7 +164,7 @@ def terminations(everything: Sequence[AnyRollout]) -> Metrics:
     rollouts.
     """
     kinds = Counter(r.termination.kind for r in everything)
-    out: Metrics = {f"ending.{kind.value}": count for kind, count in sorted(kinds.items())}
+    out: Metrics = {f"termination.{kind.value}": count for kind, count in sorted(kinds.items())}
     valid = sum(r.valid for r in everything)
     if valid:
         out["truncated"] = kinds[TerminationKind.TRUNCATED] / valid
@@ -193,9 +195,9 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
     rollouts = [r for result in results for r in result.rollouts]
     out = {**_weighted(parts, share), "tasks": sum(len(r.groups) for r in results)}
     for k in sorted({k for result in results for k in result.ks} - {1}):
-        found = [result.pass_at(k) for result in results]
-        if all(found):
-            out[f"pass@{k}"] = math.fsum(w * e.value for w, e in zip(share, found, strict=True) if e)
+        estimates = [result.pass_at(k) for result in results]
+        if all(estimates):
+            out[f"pass@{k}"] = math.fsum(w * e.value for w, e in zip(share, estimates, strict=True) if e)
     if all(r.reward for r in results):
         out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
     if valid := [r for r in rollouts if r.valid]:
@@ -208,14 +210,14 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
 
 
 def _weighted(parts: Sequence[Estimate | None], share: Sequence[float]) -> Metrics:
-    known = [p for p in parts if p is not None]
-    if len(known) < len(parts):
+    estimates = [p for p in parts if p is not None]
+    if len(estimates) < len(parts):
         return {"accuracy": None}
-    if len(known) == 1:
-        return _estimate(known[0])
-    value = math.fsum(w * p.value for w, p in zip(share, known, strict=True))
-    below = math.hypot(*(w * (p.value - p.low) for w, p in zip(share, known, strict=True)))
-    above = math.hypot(*(w * (p.high - p.value) for w, p in zip(share, known, strict=True)))
+    if len(estimates) == 1:
+        return _estimate(estimates[0])
+    value = math.fsum(w * p.value for w, p in zip(share, estimates, strict=True))
+    below = math.hypot(*(w * (p.value - p.low) for w, p in zip(share, estimates, strict=True)))
+    above = math.hypot(*(w * (p.high - p.value) for w, p in zip(share, estimates, strict=True)))
     return {"accuracy": value, "low": max(0.0, value - below), "high": min(1.0, value + above)}
 
 

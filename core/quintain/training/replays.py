@@ -39,11 +39,11 @@ class Replays:
         """Remember the rollout of each sample of a step's batch, and what its episodes shared."""
         self._played, self._rollout_context = tuple(played), context
 
-    async def __call__(self, wanted: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
+    async def __call__(self, selections: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
         """Run samples again: see `quintain.interfaces.service.Replay`."""
         if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
-        requests = [self._request(self._played[sample], engine) for sample, engine in wanted]
+        requests = [self._request(self._played[sample], engine) for sample, engine in selections]
         groups = await run_groups(requests, self._rollout_context)
         return [rollout for group in groups for rollout in group.rollouts]
 

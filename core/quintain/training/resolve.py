@@ -142,8 +142,8 @@ def resolve_algorithm(recipe: Recipe) -> Algorithm:
     algorithm = current().load("algorithm", recipe.algorithm.use)
     if not isinstance(algorithm, Algorithm):
         raise PluginError(f"algorithm {recipe.algorithm.use!r} is a {type(algorithm).__name__}; expected an Algorithm")
-    made: Algorithm = bind(algorithm, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
-    return made
+    configured: Algorithm = bind(algorithm, recipe.algorithm.args, who=f"algorithm {recipe.algorithm.use!r}")
+    return configured
 
 
 def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:

@@ -198,7 +198,7 @@ class Run:
         """Count the failed rollouts of a step, and show notices on why groups are missing and tasks come back."""
         self.count_failures(failures_in(collected.tried))
         if collected.cause:
-            accepted = f"{len(collected.accepted)} of {collected.wanted} groups were accepted"
+            accepted = f"{len(collected.accepted)} of {collected.size} groups were accepted"
             self.screen.note(f"step {step}: {accepted}, the step goes on with them: {collected.cause}")
         for line in self.collector.curriculum.notices():
             self.screen.note(f"step {step}: {line}")

@@ -250,8 +250,8 @@ class RunFolder:
             if at > step:
                 path.unlink()
         if self.metrics_path.exists():
-            kept = b"".join(line for record, line in self._metrics() if record["step"] <= step)
-            write_atomically(self.metrics_path, kept)
+            lines = b"".join(line for record, line in self._metrics() if record["step"] <= step)
+            write_atomically(self.metrics_path, lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Save what the run came to."""
@@ -263,10 +263,10 @@ class RunFolder:
         """What the run came to; ``None`` while it has not ended."""
         if not self.summary_path.exists():
             return None
-        found: Record = json.loads(self.summary_path.read_text(encoding="utf-8"))
-        return found
+        summary: Record = json.loads(self.summary_path.read_text(encoding="utf-8"))
+        return summary
 
 
 def no_run(name: str, folder: Path) -> UnknownNameError:
-    known = [p.parent.name for p in folder.glob("*/recipe.toml")]
-    return UnknownNameError(f"no run {name!r} in {folder}{did_you_mean(name, known)} (`quintain runs` lists them)")
+    names = [p.parent.name for p in folder.glob("*/recipe.toml")]
+    return UnknownNameError(f"no run {name!r} in {folder}{did_you_mean(name, names)} (`quintain runs` lists them)")

@@ -68,11 +68,11 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
         check_folder(name)
         return (str(inside) if (inside / "config.json").is_file() else name), ""
     run = RunFolder(path, lock=False)
-    found = best(run)
-    if found is None:
+    checkpoint = best(run)
+    if checkpoint is None:
         raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` goes on with it")
     rows = tomllib.loads(run.recipe()).get("environments", [])
-    return str(found.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+    return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
 
 
 def free_name(folder: str | Path, stem: str) -> str:

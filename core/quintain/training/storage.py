@@ -151,8 +151,8 @@ def drop_leftovers(path: Path) -> None:
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
     """What *folder* holds under the name of a step, in order."""
-    found = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]
-    return sorted((int(m[1]), p) for m, p in found if m)
+    matches = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]
+    return sorted((int(m[1]), p) for m, p in matches if m)
 
 
 def plain(value: Any) -> Any:

@@ -61,11 +61,11 @@ def accuracy(measured: Mapping[str, Any]) -> str:
 
 def alerts(records: Sequence[Mapping[str, Any]]) -> str:
     """When which alert was on; empty where none was."""
-    rung: dict[str, list[str]] = {}
+    intervals: dict[str, list[str]] = {}
     for name, first, last in alert_intervals(records):
         still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
-        rung.setdefault(name, []).append(f"{first}{still}")
-    return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in rung.items())
+        intervals.setdefault(name, []).append(f"{first}{still}")
+    return ", ".join(f"{name} (step {' and '.join(when)})" for name, when in intervals.items())
 
 
 def curves(folder: RunFolder) -> str:
@@ -81,5 +81,5 @@ def model_of(folder: RunFolder) -> Path | str:
     """Where the last checkpoint's model is."""
     from .checkpoint import latest
 
-    found = latest(folder)
-    return found.model if found else "none"
+    checkpoint = latest(folder)
+    return checkpoint.model if checkpoint else "none"

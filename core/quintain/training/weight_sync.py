@@ -22,22 +22,22 @@ class SyncedWeights:
     """A copy of published weights, in the memory of the host."""
 
     version: int
-    held: Mapping[str, Any]
+    by_name: Mapping[str, Any]
 
     @classmethod
     def of(cls, weights: Weights) -> SyncedWeights:
         """Copy *weights*; tied tensors stay one."""
         copies: dict[tuple[int, Any, Any], Any] = {}
-        held: dict[str, Any] = {}
+        by_name: dict[str, Any] = {}
         for name, tensor in weights.tensors().items():
             key = (tensor.data_ptr(), tensor.shape, tensor.stride())
             if key not in copies:
                 copies[key] = tensor.detach().to("cpu", copy=True)
-            held[name] = copies[key]
-        return cls(version=weights.version, held=held)
+            by_name[name] = copies[key]
+        return cls(version=weights.version, by_name=by_name)
 
     def tensors(self) -> Mapping[str, Any]:
-        return self.held
+        return self.by_name
 
 
 class WeightSync:
@@ -82,17 +82,17 @@ class WeightSync:
         await self._update(weights)
 
     async def _update(self, weights: Weights) -> None:
-        found = await self._engine.update(weights)
-        if found != weights.version:
+        version = await self._engine.update(weights)
+        if version != weights.version:
             raise PluginError(
-                f"engine {self._engine.name!r} says that it took up version {found} of the weights; expected "
+                f"engine {self._engine.name!r} says that it took up version {version} of the weights; expected "
                 f"{weights.version}: its `update` must return `weights.version`"
             )
 
     def state(self) -> list[dict[str, Any]]:
         """Plain data and tensors for a checkpoint: the versions before the newest, which is the learner's own."""
-        return [{"version": w.version, "tensors": dict(w.held)} for w in self._held[:-1]]
+        return [{"version": w.version, "tensors": dict(w.by_name)} for w in self._held[:-1]]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Take up what `state` gave; then `publish` the learner's own version."""
-        self._held = [SyncedWeights(version=held["version"], held=held["tensors"]) for held in state]
+        self._held = [SyncedWeights(version=synced["version"], by_name=synced["tensors"]) for synced in state]

@@ -42,10 +42,10 @@ def describe(
     error: ValidationError,
     model: type[BaseModel],
     *,
-    found: Sequence[RecipeLayer],
+    sources: Sequence[RecipeLayer],
     typed: Mapping[tuple[str, ...], str],
 ) -> str:
-    """One line for each thing that is wrong, with the file of *found* and the line where it stands; *typed* are
+    """One line for each thing that is wrong, with the file of *sources* and the line where it stands; *typed* are
     overrides by path.
     """
     lines = []
@@ -53,11 +53,11 @@ def describe(
         loc = e["loc"]
         if e["type"] == "too_short" and e["input"]:
             continue  # it counts the elements that are right; the wrong ones have their own lines
-        layer = holder(found, loc)
+        layer = holder(sources, loc)
         line = line_of(layer.text, loc)
-        given = _override_of(e, typed)
+        overridden = _override_of(e, typed)
         in_file = f"{layer.source}:{line}" if line else layer.source
-        where = f"--set {'.'.join(given)}={typed[given]}" if given else in_file
+        where = f"--set {'.'.join(overridden)}={typed[overridden]}" if overridden else in_file
         lines.append(f"{where}: {_message(e, model)}")
     return "\n".join(lines)
 
@@ -104,17 +104,17 @@ def _fix(kind: str, got: Any, context: Mapping[str, Any]) -> str:
 def _unknown(loc: Loc, model: type[BaseModel]) -> str:
     key = str(loc[-1])
     table = _at(loc[:-1], model)
-    known = list(table.model_fields) if table else []
+    keys = list(table.model_fields) if table else []
     if len(loc) == 1:
         homes = [f"{s}.{key}" for s, t in _tables(model, "") if key in t.model_fields and key not in ("use", "args")]
-        near = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, known)
+        near = f"; did you mean {' or '.join(homes)}?" if homes else did_you_mean(key, keys)
         return f"unknown section [{key}]{near}"
     if key == KEY:
         return f"unknown key {key!r} in {_section(loc[:-1], model)}; it belongs at the top, before the first section"
-    near = did_you_mean(key, known)
+    near = did_you_mean(key, keys)
     homes = [] if near.startswith("; did") else [s for s, t in _tables(model, "") if key in t.model_fields]
     hint = f"; it belongs in [{homes[0]}]" if len(homes) == 1 else near
-    if not hint.startswith("; did") and "args" in known and not homes:
+    if not hint.startswith("; did") and "args" in keys and not homes:
         hint += "; settings of the component itself go under args"
     return f"unknown key {key!r} in {_section(loc[:-1], model)}{hint}"
 
@@ -161,7 +161,7 @@ _ASSIGN = re.compile(r"\s*([\w\"'.-]+(?:\s*\.\s*[\w\"'-]+)*)\s*=")
 
 def line_of(text: str, loc: Loc) -> int | None:
     """The line (from 1) of *text* where the key *loc* is set, or of the nearest table around it."""
-    wanted = tuple(map(str, loc))
+    target = tuple(map(str, loc))
     best: tuple[int, int | None] = (0, None)
     table: tuple[str, ...] = ()
     counts: dict[tuple[str, ...], int] = {}
@@ -173,7 +173,7 @@ def line_of(text: str, loc: Loc) -> int | None:
             path = table + _parts(assign[1])
         else:
             continue
-        if path == wanted[: len(path)] and len(path) > best[0]:
+        if path == target[: len(path)] and len(path) > best[0]:
             best = (len(path), number)
     return best[1]
 

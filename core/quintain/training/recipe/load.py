@@ -32,16 +32,16 @@ def layers(text: str, source: str, folder: Path) -> list[RecipeLayer]:
     Raises:
         RecipeError: not TOML, no such recipe, or a circle.
     """
-    found = [_layer(text, source)]
-    been = [folder / Path(source).name]
-    while (name := found[-1].extends) is not None:
-        text, path, source = _extended(name, found[-1].source, been[-1].parent)
-        found.append(_layer(text, source))
-        if path.resolve() in [p.resolve() for p in been]:
-            chain = " extends ".join(layer.source for layer in found)
-            raise RecipeError(f"{found[0].source}: recipes extend each other in a circle ({chain}); take one out")
-        been.append(path)
-    return found
+    chain = [_layer(text, source)]
+    paths = [folder / Path(source).name]
+    while (name := chain[-1].extends) is not None:
+        text, path, source = _extended(name, chain[-1].source, paths[-1].parent)
+        chain.append(_layer(text, source))
+        if path.resolve() in [p.resolve() for p in paths]:
+            names = " extends ".join(layer.source for layer in chain)
+            raise RecipeError(f"{chain[0].source}: recipes extend each other in a circle ({names}); take one out")
+        paths.append(path)
+    return chain
 
 
 def _layer(text: str, source: str) -> RecipeLayer:
@@ -80,14 +80,14 @@ def bundled(name: str) -> str:
     return (_RECIPES / f"{name}.toml").read_text(encoding="utf-8")
 
 
-def merged(found: Sequence[RecipeLayer]) -> dict[str, Any]:
-    """What *found* (the recipe first, then what it extends) says together.
+def merged(chain: Sequence[RecipeLayer]) -> dict[str, Any]:
+    """What *chain* (the recipe first, then what it extends) says together.
 
     Tables are merged key by key and lists replaced; the first that has a key wins. Where a table takes another ``use``,
     the ``args`` further down belong to something else and are left behind.
     """
     data: dict[str, Any] = {}
-    for layer in reversed(found):
+    for layer in reversed(chain):
         data = _over(layer.data, data)
     return data
 
@@ -103,9 +103,9 @@ def _over(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def holder(found: Sequence[RecipeLayer], loc: Sequence[int | str]) -> RecipeLayer:
-    """The one of *found* that has the key *loc*, or gets nearest to it; of several the first, since its word counts."""
-    at: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in found]
+def holder(chain: Sequence[RecipeLayer], loc: Sequence[int | str]) -> RecipeLayer:
+    """The one of *chain* that has the key *loc*, or gets nearest to it; of several the first, since its word counts."""
+    at: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in chain]
     for part in loc:
         deeper = [(layer, data[part]) for layer, data in at if _has(data, part)]
         if not deeper:

@@ -162,21 +162,21 @@ class _Walk:
             case _:
                 raise self.wrong(node, "only a reward can be configured, and once")
         try:
-            found = self.resolve(name)
+            reward = self.resolve(name)
         except UnknownNameError as e:
             raise self.error(str(e), self.at(node), UnknownNameError) from e
-        if not isinstance(found, Reward):
-            kind = type(found).__name__
+        if not isinstance(reward, Reward):
+            kind = type(reward).__name__
             raise self.wrong(node, f"{name!r} is a {kind}, not a reward; decorate the function with @reward")
-        return found
+        return reward
 
     def keywords(self, keywords: Sequence[ast.keyword], read: Callable[[ast.expr], Any]) -> dict[str, Any]:
-        found = {}
+        values = {}
         for keyword in keywords:
             if keyword.arg is None:
                 raise self.wrong(keyword.value, "** has no place in a reward")
-            found[keyword.arg] = read(keyword.value)
-        return found
+            values[keyword.arg] = read(keyword.value)
+        return values
 
     def literal(self, node: ast.expr) -> Any:
         match node:
@@ -208,8 +208,8 @@ class _Walk:
         reward = self.reward(node.func.value)
         if not isinstance(reward, Reward):
             raise self.wrong(node.func, f"a number has no {name!r}; it belongs to a reward")
-        given = self.arguments(node, name)
-        values = {k: self.argument(name, k, v) for k, v in given.items()}
+        nodes = self.arguments(node, name)
+        values = {k: self.argument(name, k, v) for k, v in nodes.items()}
         try:
             combined: Reward = getattr(reward, name)(**values)  # one of the three in _METHODS
         except UsageError as e:
@@ -220,15 +220,15 @@ class _Walk:
         names = _METHODS[name]
         if len(node.args) > len(names):
             raise self.wrong(node.args[len(names)], f"{name} takes {', '.join(names)}")
-        given = dict(zip(names, node.args, strict=False))
+        nodes = dict(zip(names, node.args, strict=False))
         for key, value in self.keywords(node.keywords, lambda n: n).items():
-            if key not in names or key in given:
+            if key not in names or key in nodes:
                 raise self.wrong(value, f"{name} takes {', '.join(names)}, each once; got {key!r}")
-            given[key] = value
-        missing = [n for n in names if n not in given and n != "at"]
+            nodes[key] = value
+        missing = [n for n in names if n not in nodes and n != "at"]
         if missing:
             raise self.wrong(node, f"{name} takes {', '.join(names)}; {', '.join(missing)} is missing")
-        return given
+        return nodes
 
     def argument(self, method: str, key: str, node: ast.expr) -> Reward | float:
         value = self.reward(node)

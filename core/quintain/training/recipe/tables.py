@@ -136,8 +136,8 @@ class LimitsTable(_Table):
 
     def over(self, limits: Limits) -> Limits:
         """*limits*, with what this table says instead."""
-        given = self.model_dump(exclude_none=True)
-        return replace(limits, **{k: None if v == "none" else v for k, v in given.items()})
+        values = self.model_dump(exclude_none=True)
+        return replace(limits, **{k: None if v == "none" else v for k, v in values.items()})
 
 
 class EnvironmentTable(ComponentTable):
@@ -165,10 +165,10 @@ class SamplingTable(_Table):
 
     @model_validator(mode="after")
     def _no_truncation(self) -> SamplingTable:
-        given = [k for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(self, k) != off]
-        if given:
+        keys = [k for k, off in (("top_p", 1), ("top_k", 0), ("min_p", 0)) if getattr(self, k) != off]
+        if keys:
             raise ValueError(
-                f"{' and '.join(given)} cannot be used in training: the learner scores tokens under the whole "
+                f"{' and '.join(keys)} cannot be used in training: the learner scores tokens under the whole "
                 "distribution, so it would train another policy than the one that sampled; remove the key"
             )
         return self
@@ -324,27 +324,27 @@ class Recipe(_Table):
         Raises:
             RecipeError: as `load`.
         """
-        found = layers(text, source, Path(folder))
-        data = _copy(merged(found))
+        sources = layers(text, source, Path(folder))
+        data = _copy(merged(sources))
         raw = [override(o) for o in overrides]
         for path, value, _ in raw:
             if path == (EXTENDS,):
                 raise RecipeError(f"--set {EXTENDS}: {EXTENDS!r} stands in a recipe file, at its top, and nowhere else")
             put(data, path, value)
-        return cls.of(data, found=found, raw={path: written for path, _, written in raw})
+        return cls.of(data, sources=sources, raw={path: written for path, _, written in raw})
 
     @classmethod
     def of(
         cls,
         data: Mapping[str, Any],
         *,
-        found: Sequence[RecipeLayer] = (),
+        sources: Sequence[RecipeLayer] = (),
         raw: Mapping[tuple[str, ...], str] | None = None,
     ) -> Recipe:
         """Check plain *data*.
 
         Args:
-            found: the recipes that the data came from, to find lines in.
+            sources: the recipes that the data came from, to find lines in.
             raw: overrides as they were typed, by path: where text is expected, ``run.name=5`` is the text ``5``.
 
         Raises:
@@ -357,12 +357,12 @@ class Recipe(_Table):
             texts = {p for x in e.errors() if x["type"] == "string_type" and (p := _path(x["loc"])) in typed}
             if not texts:
                 raise RecipeError(
-                    describe(e, cls, found=found or [RecipeLayer("recipe", "", data)], typed=typed)
+                    describe(e, cls, sources=sources or [RecipeLayer("recipe", "", data)], typed=typed)
                 ) from None
         fixed = _copy(data)
         for path in texts:
             put(fixed, path, typed.pop(path))
-        return cls.of(fixed, found=found, raw=typed)
+        return cls.of(fixed, sources=sources, raw=typed)
 
     def replace(self, values: Mapping[str, Any]) -> Recipe:
         """A checked copy with *values* by dotted path: ``recipe.replace({"run.name": "first"})``."""
@@ -459,15 +459,15 @@ def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for key, value in table.items():
         if key == "args":
-            kept: Any = _without_none(value)
+            content: Any = _without_none(value)
         elif isinstance(value, Mapping):
-            kept = _without_empty(value)
+            content = _without_empty(value)
         elif isinstance(value, tuple) and value and isinstance(value[0], Mapping):
-            kept = [_without_empty(row) for row in value]
+            content = [_without_empty(row) for row in value]
         else:
-            kept = value
-        if kept is not None and kept != {}:
-            out[key] = kept
+            content = value
+        if content is not None and content != {}:
+            out[key] = content
     return out
 
 
