@@ -1,4 +1,4 @@
-"""Write the tables of docs/algorithms.md from the algorithms themselves; a test compares.
+"""Write the tables of docs/algorithms.md from the installed algorithms. A test compares the page with this output.
 
 python tools/algorithms.py
 """
@@ -57,7 +57,7 @@ PAIRS = (
     ("dpo_norm", "dpo"),
     ("simpo", "dpo_norm"),
 )
-"""Algorithms that are best understood by what sets them apart; each but the first of all stands on the left once."""
+"""Pairs for the table of differences; every algorithm except `reinforce` is on the left exactly once."""
 
 REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("grpo", {"ratio_to": "mu", "correction": "tis"}),
@@ -72,7 +72,7 @@ REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("maxrl", {"overlong": 0.2}),
     ("sft", {"overlong": 0.2}),
 )
-"""An algorithm and changes to it that do not combine; one for every refusal of a pair in
+"""Algorithms with changes that raise an error: one for each error about a pair of settings in
 `quintain.interfaces.algorithm`, and those of pieces (their ``fits``).
 """
 
@@ -83,10 +83,10 @@ NOTED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("dapo", {"plan": {"staleness": 8}}),
     ("sft", {}),
 )
-"""An algorithm and changes to it that combine, but are remarked on."""
+"""Algorithms with changes that are allowed and print a note."""
 
 CHOICES = (
-    *("method", "advantage", "objective, trust region", "ratio", "correction", "aggregation", "KL"),
+    *("algorithm", "advantage", "objective, trust region", "ratio", "correction", "aggregation", "KL"),
     *("group filter, resampling", "updates", "what else"),
 )
 """The columns of the table of choices."""
@@ -96,7 +96,7 @@ _SENTENCE = re.compile(r"(?<!\bDr)(?<!\bal)(?<!\be\.g)\.\s+(?=[A-Z`*])")
 
 
 def algorithms() -> dict[str, tuple[str, Algorithm]]:
-    """Every algorithm of the workspace by name, each with its distribution: core's, then those of installed members."""
+    """All algorithms of the workspace by name, each with its distribution; those of core come first."""
     held = {name: ("quintain", algorithm) for name, algorithm in ALGORITHMS.items()}
     members = [tomllib.loads(p.read_text())["project"]["name"] for p in sorted(ROOT.glob("plugins/*/pyproject.toml"))]
     for component in sorted(discover(), key=lambda c: (c.distribution, c.name)):
@@ -106,7 +106,7 @@ def algorithms() -> dict[str, tuple[str, Algorithm]]:
 
 
 def pieces() -> dict[str, tuple[str, Piece]]:
-    """Every piece of core and of the packages of `rows` by ``kind.name``, each with its distribution: core's first."""
+    """All pieces of the packages of `algorithms` by ``kind.name``, each with its distribution; those of core come first."""
     packages = {owner.replace("-", "_"): owner for owner, _ in algorithms().values()}
     held = {
         f"{piece.kind}.{piece.name}": (packages[package], piece)
@@ -125,7 +125,7 @@ def summary(piece: Piece) -> str:
 
 # ---------------------------------------------------------------- the tables of docs/algorithms.md
 def page(text: str) -> str:
-    """docs/algorithms.md with its tables: what stands between ``<!-- NAME -->`` and ``<!-- end NAME -->``."""
+    """Replace the tables of docs/algorithms.md, between ``<!-- NAME -->`` and ``<!-- end NAME -->``."""
     for name, lines in TABLES.items():
         head, begin, rest = text.partition(f"<!-- {name} -->\n")
         _, end, tail = rest.partition(f"<!-- end {name} -->\n")
@@ -136,14 +136,14 @@ def page(text: str) -> str:
 
 
 def in_short() -> Iterator[str]:
-    """What each algorithm is, and who published it."""
-    yield from _header("method", "what it is", "source", "from")
+    """Table of algorithms: summary, source, distribution."""
+    yield from _header("algorithm", "summary", "source", "from")
     for name, (distribution, algorithm) in algorithms().items():
         yield _line(f"`{name}`", algorithm.summary, _linked(algorithm.source), f"`{distribution}`")
 
 
 def choices() -> Iterator[str]:
-    """What each algorithm chooses."""
+    """Table of the pieces and settings of each algorithm."""
     yield from _header(*CHOICES)
     for name, (_, algorithm) in algorithms().items():
         yield _line(
@@ -161,7 +161,7 @@ def choices() -> Iterator[str]:
 
 
 def what_else(algorithm: Algorithm) -> Iterator[str]:
-    """Settings besides those with a column of their own that are not what they usually are."""
+    """Settings without a column of their own that differ from their defaults."""
     usual = {key: _default(key) for key in PHRASES}
     own = _flat(settings(algorithm))
     for key in PHRASES:
@@ -170,17 +170,17 @@ def what_else(algorithm: Algorithm) -> Iterator[str]:
 
 
 def apart() -> Iterator[str]:
-    """How algorithms differ from their relatives."""
+    """Table of differences between related algorithms."""
     known = {name: algorithm for name, (_, algorithm) in algorithms().items()}
-    yield from _header("method", "against", "it has")
+    yield from _header("algorithm", "compared with", "differences")
     for left, right in PAIRS:
         found = differences(known[left], known[right])
         yield _line(f"`{left}`", f"`{right}`", "; ".join(d.words for d in found))
 
 
 def of_pieces() -> Iterator[str]:
-    """The pieces, by kind."""
-    yield from _header("piece", "what it does", "arguments")
+    """Table of pieces by kind."""
+    yield from _header("piece", "meaning", "arguments")
     for name, (distribution, piece) in pieces().items():
         args = ", ".join(f"{key} = {shown(value)}" for key, value in piece.parameters.items())
         owner = "" if distribution == "quintain" else f" (`{distribution}`)"
@@ -188,14 +188,14 @@ def of_pieces() -> Iterator[str]:
 
 
 def refused() -> Iterator[str]:
-    """Settings that do not combine, with what is said of them."""
-    yield from _header("algorithm", "with", "is refused, since")
+    """Table of settings that cannot be combined, with the error messages."""
+    yield from _header("algorithm", "with", "error")
     for name, changes in REFUSED:
         yield _line(f"`{name}`", f"`{_toml(changes)}`", refusal(name, changes))
 
 
 def remarked() -> Iterator[str]:
-    """Settings that are allowed, and remarked on when a run starts."""
+    """Table of settings that print a note when a run starts."""
     yield from _header("algorithm", "with", "note")
     for name, changes in NOTED:
         for note in algorithms()[name][1].replace(**changes).notes():
@@ -203,7 +203,7 @@ def remarked() -> Iterator[str]:
 
 
 TABLES = {
-    "methods": in_short,
+    "algorithms": in_short,
     "choices": choices,
     "differences": apart,
     "pieces": of_pieces,
@@ -213,7 +213,7 @@ TABLES = {
 
 
 def refusal(name: str, changes: Mapping[str, Any]) -> str:
-    """What is said where an algorithm is changed like this.
+    """Return the message of the error that the *changes* raise.
 
     Raises:
         UsageError: nothing is.
@@ -226,7 +226,7 @@ def refusal(name: str, changes: Mapping[str, Any]) -> str:
 
 
 def ratio(algorithm: Algorithm) -> str:
-    """Between which policies, and over what, the objective takes an importance ratio: seen by running it."""
+    """Policies and pooling of the objective's importance ratio, found by running the objective."""
     if "ratio" not in algorithm.objective.reads:
         return "none, compares with ref" if "ref" in algorithm.objective.reads else "none"
     Watched.seen = []
@@ -250,7 +250,7 @@ def ratio(algorithm: Algorithm) -> str:
 
 
 class Watched(LossInputs):
-    """Terms that take down which ratios are asked for."""
+    """Loss inputs that record the ratios that an objective requests."""
 
     seen: ClassVar[list[str]] = []
 
@@ -279,7 +279,7 @@ def _default(key: str) -> Any:
 
 
 def _bare() -> Algorithm:
-    """An algorithm in which all that has a default has it."""
+    """An algorithm with the default of every setting."""
     algorithm = ALGORITHMS["reinforce"]
     given = {kind: getattr(algorithm, kind) for kind in KINDS if kind != "optimizer_step"}
     return Algorithm(name=algorithm.name, summary=algorithm.summary, source=algorithm.source, **given)
@@ -300,10 +300,8 @@ def _toml(changes: Mapping[str, Any]) -> str:
 
 
 def _marked(text: str) -> str:
-    """*text* with its pieces as code."""
-    return re.sub(
-        r"\b(?:advantage|objective|correction|aggregation|group filter|update)\.\w+\([^()]*\)", r"`\g<0>`", text
-    )
+    """Format the pieces in *text* as code."""
+    return re.sub(rf"\b(?:{'|'.join(KINDS)})\.\w+\([^()]*\)", r"`\g<0>`", text)
 
 
 def _linked(source: str) -> str:

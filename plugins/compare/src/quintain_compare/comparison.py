@@ -153,9 +153,9 @@ def _evaluation(recipe: Recipe, algorithm: Algorithm) -> dict[str, Any]:
 
 def _check_plan(name: str, algorithm: Algorithm, budget: Budget) -> None:
     plan = algorithm.plan
-    keys = [f'order = "{plan.order}"'] * (plan.order == "easy_to_hard") + [f"probe = {plan.difficulty_samples}"] * (
-        plan.difficulty_samples > 0
-    )
+    keys = ['order = "easy_to_hard"'] if plan.order == "easy_to_hard" else []
+    if plan.difficulty_samples:
+        keys.append(f"difficulty_samples = {plan.difficulty_samples}")
     if keys:
         raise UsageError(
             f"{name}: plan.{' and plan.'.join(keys)} of algorithm {algorithm.name!r} depends on how many steps the "
