@@ -106,7 +106,7 @@ def algorithms() -> dict[str, tuple[str, Algorithm]]:
 
 
 def pieces() -> dict[str, tuple[str, Piece]]:
-    """All pieces of the packages of `algorithms` by ``kind.name``, each with its distribution; those of core come first."""
+    """All pieces of these packages by ``kind.name``, each with its distribution; those of core come first."""
     packages = {owner.replace("-", "_"): owner for owner, _ in algorithms().values()}
     held = {
         f"{piece.kind}.{piece.name}": (packages[package], piece)
@@ -216,7 +216,7 @@ def refusal(name: str, changes: Mapping[str, Any]) -> str:
     """Return the message of the error that the *changes* raise.
 
     Raises:
-        UsageError: nothing is.
+        UsageError: the changes raise no error.
     """
     try:
         algorithms()[name][1].replace(**changes)
