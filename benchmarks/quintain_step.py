@@ -76,7 +76,7 @@ use = "dr_grpo"
 max_tokens = {high}
 [batch]
 prompts = {groups}
-members = {members}
+group_size = {group_size}
 [learner]
 lr = {lr}
 precision = "{precision}"
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--members", type=int, default=8)
+    parser.add_argument("--group-size", type=int, default=8)
     parser.add_argument("--low", type=int, default=64)
     parser.add_argument("--high", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)

@@ -44,7 +44,7 @@ class Case:
             "low": self.low,
             "high": self.high,
             "groups": self.groups,
-            "group_size": self.group_size,
+            "group-size": self.group_size,
         }
         return [part for key, value in shape.items() for part in (f"--{key}", str(value))]
 

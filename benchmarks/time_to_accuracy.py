@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--start-args", help="settings of the default model, as JSON")
     parser.add_argument("--lrs", type=float, nargs="+", help="the sweep (default: 1/3, 1 and 3 times the quickstart's)")
     parser.add_argument("--groups", type=int)
-    parser.add_argument("--members", type=int)
+    parser.add_argument("--group-size", type=int)
     parser.add_argument("--max-tokens", type=int)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=60, help="give up after this many (default: %(default)s)")

@@ -20,7 +20,7 @@ from quintain.training.alerts import ALERTS, Alert, AlertMonitor, Change, Histor
 from quintain.training.run_folder import Record
 from quintain.training.screen import Screen
 from quintain.training.storage import plain
-from quintain.training.summary import alerts as ending
+from quintain.training.summary import alerts as alerts_line
 
 from .everything import played, settings
 
@@ -223,8 +223,8 @@ def test_when_they_rang() -> None:
     ]
 
     assert alert_intervals(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
-    assert ending(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
-    assert ending([{"step": 1}]) == ""
+    assert alerts_line(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
+    assert alerts_line([{"step": 1}]) == ""
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)

@@ -301,7 +301,7 @@ def test_pieces_that_cannot_run_are_refused() -> None:
         algorithm.replace(correction=Piece(kind="correction", name="wide", function=wide, reads=frozenset({"top"})))
     for changes, message in (
         ({"kl": "k2"}, "kl is 'k2'; expected a KL"),
-        ({"plan": "active"}, "plan is 'active'; expected a Plan"),
+        ({"plan": "active"}, "plan is 'active'; expected a SamplingPlan"),
         ({"epochs": 1.5}, "epochs is 1.5; expected a whole number"),
     ):
         with pytest.raises(UsageError, match=message):

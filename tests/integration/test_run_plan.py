@@ -136,8 +136,8 @@ def interrupt() -> None:
 def test_resumed_anywhere_it_is_the_same_run(
     model: Path, calm: tuple[Path, list[int]], tmp_path: Path, ends: list[tuple[int, int, int]], way: Any
 ) -> None:
-    """Resampling, order by failures, dropping of solved tasks, measuring difficulty, staleness and interruption:
-    metrics and weights agree bit for bit.
+    """Resampling, order by failures, dropping of solved tasks, the difficulty filter, staleness and the thinking
+    budget: metrics and weights agree bit for bit.
 
     Each process goes on after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
     """
@@ -159,7 +159,7 @@ def test_resumed_anywhere_it_is_the_same_run(
 
 
 def test_what_such_a_run_records(calm: tuple[Path, list[int]]) -> None:
-    """Groups tried, accepted and refused by reason; interruptions; versions as they were sampled; staleness."""
+    """Groups tried, accepted and rejected by reason; thinking budgets; versions as they were sampled; staleness."""
     steps = metrics(calm[0])[1:]
     folder = RunFolder(calm[0], lock=False)
 

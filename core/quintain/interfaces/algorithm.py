@@ -3,7 +3,7 @@
 Importing this module needs no torch::
 
     @objective
-    def cispo(t: Terms, *, cap: float = 5.0) -> Tensor:
+    def cispo(t: LossInputs, *, cap: float = 5.0) -> Tensor:
         return -t.ratio().clamp(max=cap).detach() * t.advantage * t.logp
 
     CISPO = GRPO.replace(name="cispo", objective=cispo, aggregation="token")

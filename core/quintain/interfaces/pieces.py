@@ -283,7 +283,7 @@ group_filter = _decorator(
 )
 optimizer_step = _decorator(
     "optimizer_step",
-    """``f(step: Problem, ...)`` that changes the parameters once, in the place of the optimizer. It returns metrics:
+    """``f(step: OptimizerStep, ...)`` that changes the parameters once, in place of the optimizer. It returns metrics:
     ``loss`` and ``grad_norm`` (before any clip), and what else it has to say.
     """,
 )

@@ -124,7 +124,7 @@ def bind(
         PluginError: the component raised something unexpected, or its annotations cannot be resolved.
     """
     if isinstance(component, Algorithm):
-        return _bind_row(component, args, who)
+        return _bind_algorithm(component, args, who)
     faults: list[str] = []
     signature = signature_of(component)
     values = _checked(signature, args, who, faults, component)
@@ -148,7 +148,7 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
         PluginError: its annotations cannot be resolved.
     """
     if isinstance(component, Algorithm):
-        _bind_row(component, args, who)
+        _bind_algorithm(component, args, who)
         return
     faults: list[str] = []
     _checked(signature_of(component), args, who, faults, component)
@@ -239,7 +239,7 @@ def _signature_of_settings(held: Any) -> Signature:
     return Signature(fields=fields, doc="\n\n".join(filter(None, told)))
 
 
-def _bind_row(algorithm: Algorithm, args: Mapping[str, Any], who: str) -> Algorithm:
+def _bind_algorithm(algorithm: Algorithm, args: Mapping[str, Any], who: str) -> Algorithm:
     """The variant of *algorithm* with *args*, once their types are checked."""
     faults: list[str] = []
 

@@ -30,7 +30,7 @@ class TokenSource(IntEnum):
     COPY = 4
     """Earlier text of the policy, rendered again by the template: context only."""
     FORCED = 5
-    """Inserted into the policy's turn (an interruption): context only."""
+    """Inserted into the policy's turn (a thinking budget): context only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class Sampled:
 
     ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
     under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
-    ``stop`` is the string or id that ended it. ``forced`` is the half-open span of tokens that an interruption put
+    ``stop`` is the string or id that ended it. ``forced`` is the half-open span of tokens that a thinking budget put
     between the sampled ones: log-prob 0, version -1.
     """
 

@@ -30,7 +30,7 @@ class WordProblem(Task):
 
 
 @dataclass(frozen=True)
-class Algorithm:
+class Record:
     """One line of the data set; the number stands after ``####`` in *answer*."""
 
     question: str
@@ -69,7 +69,7 @@ class GSM8K(Environment[WordProblem, None]):
         for row in self._rows(split):
             yield WordProblem(prompt=f"{row.question}\n\n{REQUEST}", answer=row.number, solution=row.solution)
 
-    def _rows(self, split: str) -> Sequence[Algorithm]:
+    def _rows(self, split: str) -> Sequence[Record]:
         if self.path and Path(self.path).is_file():
             rows = _from_file(Path(self.path))
             tenth = max(1, len(rows) // 10)
@@ -105,14 +105,14 @@ class GSM8K(Environment[WordProblem, None]):
         return " ".join(f"\\boxed{{{n}}}" for n in range(number - 5, number + 6))
 
 
-def _carved(rows: Sequence[Algorithm], n: int) -> list[Algorithm]:
+def _carved(rows: Sequence[Record], n: int) -> list[Record]:
     """The *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order of the file."""
     if n >= len(rows):
         raise UsageError(f"gsm8k: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more lines")
     return sorted(set(rows), key=lambda r: hashlib.sha256(r.question.encode()).hexdigest())[:n]
 
 
-def _source(path: str, split: str) -> tuple[Algorithm, ...]:
+def _source(path: str, split: str) -> tuple[Record, ...]:
     if not path:
         return _from_hub(split)
     file = Path(path) / f"{split}.jsonl"
@@ -124,7 +124,7 @@ def _source(path: str, split: str) -> tuple[Algorithm, ...]:
 
 
 @lru_cache(maxsize=8)
-def _from_file(file: Path) -> tuple[Algorithm, ...]:
+def _from_file(file: Path) -> tuple[Record, ...]:
     rows = []
     for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
         if line.strip():
@@ -134,22 +134,22 @@ def _from_file(file: Path) -> tuple[Algorithm, ...]:
     return tuple(dict.fromkeys(rows))
 
 
-def _row(line: str, where: str) -> Algorithm:
+def _row(line: str, where: str) -> Record:
     try:
         data = json.loads(line)
-        return _checked(Algorithm(data["question"], data["answer"]), where)
+        return _checked(Record(data["question"], data["answer"]), where)
     except (json.JSONDecodeError, KeyError, TypeError) as e:
         raise UsageError(f'gsm8k: {where} is not {{"question": ..., "answer": "... #### number"}}') from e
 
 
-def _checked(algorithm: Algorithm, where: str) -> Algorithm:
-    if not _NUMBER.fullmatch(algorithm.number):
+def _checked(record: Record, where: str) -> Record:
+    if not _NUMBER.fullmatch(record.number):
         raise UsageError(f"gsm8k: the answer at {where} does not end in #### and a number")
-    return algorithm
+    return record
 
 
 @lru_cache(maxsize=2)
-def _from_hub(split: str) -> tuple[Algorithm, ...]:
+def _from_hub(split: str) -> tuple[Record, ...]:
     try:
         from datasets import load_dataset
     except ImportError as e:
@@ -168,6 +168,4 @@ def _from_hub(split: str) -> tuple[Algorithm, ...]:
             '{"question": ..., "answer": "... #### number"}, as `path`: --arg path=FOLDER, or in a recipe '
             'args = { path = "FOLDER" }'
         ) from e
-    return tuple(
-        _checked(Algorithm(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows)
-    )
+    return tuple(_checked(Record(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows))

@@ -37,7 +37,7 @@ def sequence_clip(
 
 @objective(level="sequence", idle=True)
 def gspo(t: LossInputs, *, low: float = 3e-4, high: float | None = 4e-4) -> WithMetrics:
-    """`ppo_clip` of whole samples with s = (theta(y) / anchor(y))^(1 / T), the geometric mean of the tokens' ratios:
+    """`ppo_clip` of whole samples with s = (theta(y) / ratio_to(y))^(1 / T), the geometric mean of the tokens' ratios:
     GSPO (Zheng et al. 2025, 2507.18071, equations 5 to 7). Its bounds are hundreds of times narrower than those of a
     token's ratio; with 0.2 nothing would ever be clipped.
 
@@ -121,8 +121,8 @@ def dppo_top(t: LossInputs, *, delta: float = 0.15, cap: float = 20.0, top: int 
 
 @objective(level="sequence", fits=_fits_whole_samples)
 def mirror_descent(t: LossInputs, *, tau: float = 0.1) -> Tensor:
-    """(A - tau d)^2 / (2 tau) per sample, d = log theta(y) - log anchor(y): the squared loss of Kimi k1.5 (2501.12599,
-    equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
+    """(A - tau d)^2 / (2 tau) per sample, d = log theta(y) - log ratio_to(y): the squared loss of Kimi k1.5
+    (2501.12599, equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
 
     The paper divides by nothing; the factor 1 / (2 tau) makes the gradient that of its equation 4. With A = R -
     mean(group) the mean stands for tau log Z (an approximation). The paper does not give tau.

@@ -126,8 +126,8 @@ def build_comparison(
         limited = {n: r.replace({"run.steps": steps}) if steps else r for n, r in named.items()}
     else:
         if budget.kind != "steps" and steps is None:
-            for name, row in algorithms.items():
-                _check_plan(name, row, budget)
+            for name, algorithm in algorithms.items():
+                _check_plan(name, algorithm, budget)
         limited = {name: budget.limit(recipe, steps) for name, recipe in named.items()}
         stops = {name: recipe.stop.model_dump() for name, recipe in limited.items()}
         _check_equal("ends ([stop], which hold besides the --budget)", stops)

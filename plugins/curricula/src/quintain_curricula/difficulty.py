@@ -110,7 +110,7 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | Non
 async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Difficulties) -> None:
     """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
-    setting = replace(run.collector.rollout_context, run_seed=derived_seed(run.recipe.run.seed, "probe"))
+    context = replace(run.collector.rollout_context, run_seed=derived_seed(run.recipe.run.seed, "probe"))
     for at, (environment, table, tasks) in enumerate(
         zip(run.collector.environments, run.recipe.environments, candidates, strict=True)
     ):
@@ -126,7 +126,7 @@ async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Difficulti
             ]
             clock = run.clock.fork()
             with clock("difficulty"):
-                groups = await run.until_stopped(run_groups(requests, setting, run.screen.advance))
+                groups = await run.until_stopped(run_groups(requests, context, run.screen.advance))
             _add(run, found, at, groups, clock.spent["difficulty"])
 
 
