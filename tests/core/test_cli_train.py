@@ -265,7 +265,7 @@ def test_runs_says_that_the_model_is_prepared(
     current().add("model", "slow", Slow)
     status, _, err = called(capsys, "--env", "doubling", "--model", "slow")
     assert status == 130 and seen == ["running", "preparing"]
-    assert "stopped; go on with: " in err and "quintain train --resume runs/doubling-1" in err
+    assert "stopped; continue with: " in err and "quintain train --resume runs/doubling-1" in err
     assert main(["runs"]) == 0 and "stopped" in capsys.readouterr().out
 
 

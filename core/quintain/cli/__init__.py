@@ -14,7 +14,6 @@ from .. import __version__
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
-    from ..registry.discovery import Component
     from .evaluate import services_of as services_of
     from .options import Count as Count
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
@@ -28,7 +27,7 @@ COMMANDS = {
     "info": ("quintain.cli.info:info", "Show a component's configuration, services and documentation."),
     "doctor": ("quintain.cli.doctor:doctor", "Import every component, time it, and report what is broken."),
 }
-"""Name to where the command is and what ``--help`` says of it; a row imports nothing."""
+"""Location and one-line help of each command, by name; a row imports nothing."""
 
 INTERRUPTED = 130
 
@@ -38,7 +37,7 @@ __all__ = sorted(["main", *_HOME], key=str.casefold)
 
 
 def __getattr__(name: str) -> Any:
-    # What commands of plugins share with ours; `quintain --help` imports neither.
+    # Helpers that plugin commands share; `quintain --help` imports none of them.
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)
@@ -62,33 +61,31 @@ class Commands(click.Group):
             loaded = load("command", name)
         except UnknownNameError as e:
             if ("command", name) in PLUGINS:
-                raise  # it says what to install
+                raise  # the error names the distribution to install
             raise UnknownNameError.of("command", name, self.list_commands(ctx), "`quintain --help` shows all") from e
         if not isinstance(loaded, click.Command):
             raise PluginError(f"command {name!r} is a {type(loaded).__name__}; expected a click command")
         return loaded
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table; click would import every command for its first line."""
+        """Write the rows of the table; click would import every command to read its help."""
         plugins = {name: (about,) for name, about in _plugin_commands().items() if name not in COMMANDS}
         with formatter.section("Commands"):
             formatter.write_dl([(name, row[-1]) for name, row in {**COMMANDS, **plugins}.items()])
 
 
 def _plugin_commands() -> dict[str, str]:
+    """The summary of each plugin command, by name."""
     from ..registry.lookup import current
 
-    return {component.name: _summary(component) for component in current().components("command")}
-
-
-def _summary(component: Component) -> str:
-    from ..registry.lookup import current
-
-    try:
-        entry = current().entry(component)
-    except PluginError:
-        entry = None  # `quintain list` shows what is wrong with the manifest
-    return entry.summary if entry else f"From {component.distribution} {component.version}."
+    summaries: dict[str, str] = {}
+    for component in current().components("command"):
+        try:
+            entry = current().entry(component)
+        except PluginError:
+            entry = None  # `quintain list` shows what is wrong with the manifest
+        summaries[component.name] = entry.summary if entry else f"From {component.distribution} {component.version}."
+    return summaries
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
@@ -100,8 +97,8 @@ def root() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0 is success, 1 a failure, 2 something to mend in what was typed or written (no traceback), 130 Ctrl-C. With
-    ``--json`` among the arguments an error or interruption, too, is one JSON object on standard output.
+    0: success; 1: failure; 2: error in the command line or the recipe (no traceback); 130: Ctrl-C. With ``--json``, an
+    error or interruption is also one JSON object on standard output.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words

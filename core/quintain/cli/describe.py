@@ -1,6 +1,6 @@
-"""Algorithms as plain data and in words, and what sets two of them apart. Needs no torch.
+"""Algorithms as plain data and in words, and the differences between two of them. Needs no torch.
 
-A setting is named as a recipe writes it under ``[algorithm.args]``: ``objective``, ``objective.high``, ``kl``,
+A setting has its name in the recipe, under ``[algorithm.args]``: ``objective``, ``objective.high``, ``kl``,
 ``plan.resample``.
 """
 
@@ -28,7 +28,7 @@ PHRASES: dict[str, Words] = {
     "reset_optimizer": lambda on: "optimizer reset before every batch" if on else "optimizer kept",
     "float32_head": lambda on: "float32 head" if on else "head as precise as the rest",
     "prune": lambda share: f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary",
-    "services": lambda held: "; ".join(f"service {slot} is {use}" for slot, use in held.items()) or "no service",
+    "services": lambda uses: "; ".join(f"service {slot} is {use}" for slot, use in uses.items()) or "no service",
     "plan.resample": lambda way: {"none": "no resampling", "dynamic": "dynamic sampling", "active": "active sampling"}[
         way
     ],
@@ -48,7 +48,7 @@ PHRASES: dict[str, Words] = {
         f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens" if at else "no thinking budget"
     ),
 }
-"""What a value of a setting means; pieces and the KL term have functions of their own."""
+"""A value of a setting in words; pieces and the KL term have their own functions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +56,8 @@ class Difference:
     """One setting in which two algorithms differ.
 
     Attributes:
-        setting: as a recipe writes it under ``[algorithm.args]``.
-        left, right: the values; a whole piece as ``{"use": name, **arguments}``, ``None`` where an algorithm has none.
+        setting: its name in the recipe, under ``[algorithm.args]``.
+        left, right: the values; a whole piece as ``{"use": name, **arguments}``, ``None`` for no piece.
     """
 
     setting: str
@@ -66,17 +66,17 @@ class Difference:
 
     @property
     def words(self) -> str:
-        """What the left algorithm does in place of what the right one does."""
+        """The difference as a sentence: "<left> instead of <right>"."""
         kind = self.setting.partition(".")[0]
         right = phrase(self.setting, self.right)
-        if kind in KINDS:  # what it is stands there once
+        if kind in KINDS:  # the name of the setting appears once
             right = right.removeprefix(f"{self.setting.replace('.', ' ')} ")
         return f"{phrase(self.setting, self.left)} instead of {right}"
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
-    """Everything that *algorithm* sets, in the form that `Algorithm.replace` takes:
-    ``other.replace(**settings(algorithm))`` does what *algorithm* does.
+    """All settings of *algorithm*, as arguments of `Algorithm.replace`: ``other.replace(**settings(algorithm))`` is
+    equivalent to *algorithm*.
     """
     return {f.name: _plain(getattr(algorithm, f.name)) for f in dataclasses.fields(algorithm) if f.name not in _ABOUT}
 
@@ -84,9 +84,9 @@ def settings(algorithm: Algorithm) -> dict[str, Any]:
 def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
     """The settings in which two algorithms differ, in the order of `Algorithm`'s fields.
 
-    A piece that is another function is one difference, with all its arguments; one that is only configured otherwise is
-    a difference per argument. What does nothing is no difference: the ratio_to of an objective without a ratio, the
-    estimator of a KL term that is off.
+    A piece with a different function is one difference, with all its arguments; a piece with different arguments is one
+    difference per argument. A setting without effect is no difference: `ratio_to` of an objective without a ratio, the
+    estimator of an inactive KL term.
     """
     changes: list[Difference] = []
     mine, theirs = settings(left), settings(right)
@@ -106,7 +106,7 @@ def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
 
 
 def phrase(setting: str, value: Any) -> str:
-    """What *value* of *setting* means, in a few words."""
+    """*value* of *setting* in a few words."""
     kind, _, argument = setting.partition(".")
     if setting in PHRASES:
         return PHRASES[setting](value)
@@ -120,16 +120,15 @@ def phrase(setting: str, value: Any) -> str:
 
 
 def piece_words(piece: Piece | Mapping[str, Any], *, only: Mapping[str, Any] | None = None) -> str:
-    """A piece by name, with its arguments but those that are unset and the tolerance, a guard against rounding.
+    """A piece: its name and arguments, without unset ones and the tolerance, a guard against rounding.
 
     Args:
-        only: arguments to tell; all where ``None``.
+        only: the arguments to include; ``None`` includes all.
     """
     plain = _plain(piece) if isinstance(piece, Piece) else dict(piece)
     name, _ = plain.pop("use"), plain.pop("tolerance", None)
-    arguments = (f"{k} {shown(v)}" for k, v in plain.items() if v is not None and (only is None or k in only))
-    listed = ", ".join(arguments)
-    return f"`{name}` ({listed})" if listed else f"`{name}`"
+    arguments = [f"{k} {shown(v)}" for k, v in plain.items() if v is not None and (only is None or k in only)]
+    return f"`{name}` ({', '.join(arguments)})" if arguments else f"`{name}`"
 
 
 def kl_words(kl: KL | Mapping[str, Any] | None) -> str:
@@ -143,7 +142,7 @@ def kl_words(kl: KL | Mapping[str, Any] | None) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a recipe might write it; ``unset`` where there is none."""
+    """A value in the notation of a recipe; ``unset`` for ``None``."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
@@ -158,7 +157,7 @@ def shown(value: Any) -> str:
 
 
 def counted(n: int, noun: str) -> str:
-    """*n* of them."""
+    """*n* and the noun, in the plural if *n* is not 1."""
     return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('batch') else 's'}"
 
 
@@ -167,7 +166,7 @@ _ABOUT = ("name", "summary", "source", "published")
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Piece):
-        # `parameters` leaves services out, which an algorithm that is served holds among its arguments.
+        # `parameters` excludes services, which are among the arguments of an algorithm once they are bound.
         arguments = {name: value.argument(name) for name in value.parameters}
         return {"use": value.name, **{k: v for k, v in arguments.items() if v is not inspect.Parameter.empty}}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -1,4 +1,4 @@
-"""``quintain doctor``: import everything, time it, and compare manifests with what is installed."""
+"""``quintain doctor``: import and time every component, and compare it with its manifest."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
 
 @click.command("doctor")
 @click.argument("distributions", nargs=-1)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
-@click.option(
-    "--timeout", default=180.0, show_default=True, help="Seconds that the components of one distribution may take."
-)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--timeout", default=180.0, show_default=True, help="Seconds for the components of one distribution.")
 def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int:
-    """Import every component, or those of DISTRIBUTIONS, time it, and report what is broken.
+    """Import and time every component (of DISTRIBUTIONS, if named) and report errors.
 
-    Each distribution is imported in a process of its own, so one that crashes or hangs is a row like any other. The
-    exit status is 1 where something is broken; a component whose optional extra is not installed is not.
+    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. The exit
+    status is 1 if a component is broken; a component whose optional extra is not installed is not broken.
     """
     findings = examine(chosen(distributions), timeout=timeout)
     broken = [f for f in findings if f.status == "error"]
@@ -42,10 +40,10 @@ def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int
 
 
 def chosen(distributions: tuple[str, ...]) -> list[Component]:
-    """The components of *distributions*, or all.
+    """The components of *distributions*; all if empty.
 
     Raises:
-        UnknownNameError: one of them is not installed, or has no components.
+        UnknownNameError: a distribution is not installed, or has no components.
     """
     components = current().components()
     names = {c.distribution for c in components}
@@ -56,7 +54,7 @@ def chosen(distributions: tuple[str, ...]) -> list[Component]:
 
 
 def versions() -> dict[str, str]:
-    """Python and the libraries that extras bring; empty where one is not installed."""
+    """Versions of Python and of the libraries of the extras; empty if not installed."""
     installed = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
@@ -67,7 +65,7 @@ def versions() -> dict[str, str]:
 
 
 def print_findings(findings: list[Finding]) -> None:
-    """For people."""
+    """Print *findings* on the terminal."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""``quintain eval``: measure a model, a server or a control on an environment."""
+"""``quintain eval``: evaluate a model, a server or a control policy on an environment."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .options import Count
 if TYPE_CHECKING:
     from ..evaluation.evaluation import ControlCheck, Evaluation
     from ..interfaces.engine import Engine
-    from ..interfaces.environment import Environment
+    from ..registry.binding import Signature
     from ..services.manager import Choice
     from ..training.resolve import EnvironmentSpec
     from ..types.sampling import Sampling
@@ -35,59 +35,35 @@ PAUSE = 10.0  # seconds between lines of progress
 
 @click.command("eval")
 @click.argument("environment")
-@click.option(
-    "--engine",
-    "-e",
-    default="embedded",
-    show_default=True,
-    help="Name of an engine, @CONTROL, or an OpenAI-compatible URL.",
-)
-@click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the name that the server knows.")
+@click.option("--engine", "-e", default="embedded", show_default=True, help="Engine, @CONTROL or URL (OpenAI API).")
+@click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the server's name of the model.")
 @click.option("--split", "-s", default="test", show_default=True, help="train, dev or test.")
-@click.option("--tasks", "-n", type=Count(1), help="The first N tasks; by default all of a finite split.")
+@click.option("--tasks", "-n", type=Count(1), help="Evaluate the first N tasks (default: all of a finite split).")
 @click.option("--samples", type=Count(1), default=1, show_default=True, help="Rollouts per task.")
 @click.option(
-    "--k", "ks", default="", metavar="K,K,...", help="The k of pass@k and cons@k; by default the powers of two."
+    "--k", "ks", default="", metavar="K,K,...", help="Values of k for pass@k and cons@k (default: 1, 2, 4, ...)."
 )
-@click.option("--temperature", "-t", type=float, help="By default 0 (greedy) for one sample and 1 for several.")
+@click.option("--temperature", "-t", type=float, help="Temperature (default: 0, greedy, for one sample, else 1).")
 @click.option("--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn.")
-@click.option("--concurrency", type=Count(1), help="Episodes at once; by default what the engine says.")
-@click.option(
-    "--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="A field of the environment (repeatable)."
-)
-@click.option(
-    "--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="A setting of the engine (repeatable)."
-)
-@click.option(
-    "--service", "services", multiple=True, metavar="SLOT=NAME", help="What fills a service slot (repeatable)."
-)
-@click.option(
-    "--service-arg",
-    "service_args",
-    multiple=True,
-    metavar="SLOT.KEY=VALUE",
-    help="A setting of the service in a slot (repeatable).",
-)
-@click.option("--reward", metavar="EXPR", help='The outcome instead of its own, such as "math_equal * format_tags".')
-@click.option("--system", metavar="TEXT", help="The system message instead of its own (or the run's).")
-@click.option("--seed", type=Count(0), default=0, show_default=True)
-@click.option(
-    "--retries",
-    type=Count(0),
-    default=1,
-    show_default=True,
-    help="For episodes that fail, not for wrong answers.",
-)
+@click.option("--concurrency", type=Count(1), help="Concurrent episodes (default: chosen by the engine).")
+@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
+@click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="Engine setting (repeatable).")
+@click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
+@click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
+@click.option("--reward", metavar="EXPR", help='Outcome reward, such as "math_equal * format_tags" (default: its own).')
+@click.option("--system", metavar="TEXT", help="System message (default: that of the environment or the run).")
+@click.option("--seed", type=Count(0), default=0, show_default=True, help="Random seed.")
+@click.option("--retries", type=Count(0), default=1, show_default=True, help="Retries of an episode that fails.")
 @click.option(
     "--max-failures",
     type=click.FloatRange(0, 1),
     default=0.1,
     show_default=True,
-    help="Share of failed rollouts from which on the exit status is 1.",
+    help="Exit with status 1 if more than this share of rollouts fail.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write the rollouts to FILE.parquet or FILE.jsonl.")
-@click.option("--controls", is_flag=True, help="Check that the environment's controls score as they are marked.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--controls", is_flag=True, help="Check that the environment's control policies score as declared.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     environment: str,
     engine: str,
@@ -112,10 +88,10 @@ def evaluate(
     controls: bool,
     as_json: bool,
 ) -> int:
-    """Measure a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
+    """Evaluate a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
 
-    ENVIRONMENT is the name of an installed one, module:Class or path/to/file.py:Class. Rollouts that failed
-    through no fault of the policy are left out of every estimate and shown apart.
+    ENVIRONMENT is the name of an installed environment, module:Class or path/to/file.py:Class. Rollouts that failed
+    for reasons other than the policy are excluded from every estimate and reported separately.
 
     \b
     quintain eval arithmetic --engine @oracle --tasks 100
@@ -123,6 +99,8 @@ def evaluate(
     quintain eval ./mine.py:Mine --controls
     """
     from ..models.hf import check_folder
+    from ..registry.binding import signature_of
+    from ..registry.lookup import current
     from ..training.resolve import resolve_environment
     from ..training.runs import model_named
 
@@ -131,10 +109,10 @@ def evaluate(
     _check_out(out)
     if model and not _serves(engine):
         check_folder(model)  # before torch is imported
-    if model and not _serves(engine) and _takes_model(engine):
-        # A run's model is asked as it was trained, unless told otherwise.
-        model, trained_with = model_named(model)
-        system = trained_with or None if system is None else system
+        if not engine.startswith("@") and _takes_model(signature_of(current().load("engine", engine))):
+            # By default the model of a run gets the system message that it was trained with.
+            model, trained_with = model_named(model)
+            system = trained_with or None if system is None else system
     spec = resolve_environment(environment, {}, reward=reward, system=system)
     spec = replace(spec, args=_fields(args, spec.component, "--arg"))
     chosen = services_of(services, service_args)
@@ -167,6 +145,7 @@ async def _evaluated(
     tasks: int | None,
     settings: Mapping[str, Any],
 ) -> Evaluation:
+    from ..evaluation.controls import ControlEngine
     from ..evaluation.evaluation import evaluate as measure
     from ..evaluation.evaluation import tasks_of
     from ..services.manager import BY_OPTION, opened
@@ -174,7 +153,7 @@ async def _evaluated(
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
         chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
-        engine = client or _control(environment, control)
+        engine = client or ControlEngine(environment, control)
         async with engine:
             with Bar(len(chosen) * settings["samples"], f"{spec.name} {settings['split']}") as bar:
                 return await measure(
@@ -193,7 +172,7 @@ async def _controls(
 
 
 def _alone(option: str, *others: str) -> None:
-    """Refuse options that *option* would have to ignore."""
+    """Refuse the options *others*, which *option* would ignore."""
     context = click.get_current_context()
     option_names = {p.name: p.opts[0] for p in context.command.params}
     refused = [
@@ -204,7 +183,7 @@ def _alone(option: str, *others: str) -> None:
 
 
 def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
-    """What ``--service`` and ``--service-arg`` say of each slot; without the first it is the service of that name."""
+    """The service of each slot in ``--service`` and ``--service-arg``; by default the service named like the slot."""
     from ..registry.lookup import current
     from ..training.recipe.tables import ComponentTable, override
 
@@ -229,7 +208,7 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
 
 
 def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]:
-    """``key=value`` options; the value is TOML, or the text itself where the component wants text."""
+    """Parse ``key=value`` options; a value is TOML, or plain text if the field is text."""
     from ..registry.binding import signature_of
     from ..training.recipe.tables import override
 
@@ -262,21 +241,16 @@ def _ks(text: str) -> tuple[int, ...]:
 
 
 def _serves(engine: str) -> bool:
-    """Whether *engine* is a server, which knows its models by names of its own."""
+    """Whether *engine* is a server, which has its own names of models."""
     return engine == "openai" or engine.startswith(("http://", "https://"))
 
 
-def _takes_model(engine: str) -> bool:
-    from ..registry.binding import signature_of
-    from ..registry.lookup import current
-
-    return not engine.startswith("@") and "model" in {
-        f.name for f in signature_of(current().load("engine", engine)).fields
-    }
+def _takes_model(signature: Signature) -> bool:
+    return "model" in {field.name for field in signature.fields}
 
 
 def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
-    """The engine that *name* means, not started."""
+    """The engine *name*, not started."""
     from ..interfaces.engine import Engine
     from ..registry.binding import bind, signature_of
     from ..registry.lookup import current
@@ -286,7 +260,7 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     args = _fields(pairs, component, "--engine-arg")
     if url:
         args["base_url"] = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
-    takes_model = "model" in {f.name for f in signature_of(component).fields}
+    takes_model = _takes_model(signature_of(component))
     if model and not takes_model:
         raise UsageError(f"the engine {name!r} takes no model")
     if model:
@@ -299,18 +273,12 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     return client
 
 
-def _control(environment: Environment[Any, Any], name: str) -> Engine:
-    from ..evaluation.controls import ControlEngine
-
-    return ControlEngine(environment, name)
-
-
 class Bar(AbstractContextManager["Bar"]):
-    """Progress on standard error: a bar on a terminal, else at most a line per tenth of the work and ten seconds."""
+    """Progress on standard error: a bar on a terminal, else at most one line per tenth and per `PAUSE` seconds."""
 
     def __init__(self, total: int, title: str) -> None:
         self._total, self._title, self._done = total, title, 0
-        self._tenths, self._said = 0, time.monotonic()
+        self._tenths, self._printed = 0, time.monotonic()
         self._bar: Any = None
 
     def __enter__(self) -> Bar:
@@ -329,12 +297,12 @@ class Bar(AbstractContextManager["Bar"]):
             self._bar.stop()
 
     def advance(self) -> None:
-        """One rollout more."""
+        """Count one rollout."""
         self._done += 1
         if self._bar is not None:
             self._bar.advance(self._bar.task_ids[0])
-        elif self._done * 10 // self._total > self._tenths and time.monotonic() - self._said >= PAUSE:
-            self._tenths, self._said = self._done * 10 // self._total, time.monotonic()
+        elif self._done * 10 // self._total > self._tenths and time.monotonic() - self._printed >= PAUSE:
+            self._tenths, self._printed = self._done * 10 // self._total, time.monotonic()
             click.echo(f"{self._title}: {self._done} of {self._total}", err=True)
 
 
@@ -396,7 +364,7 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
 
 
 def _verdict(result: Evaluation, most: float) -> int:
-    """The exit status: 1 where too much failed for the figures to mean what they say."""
+    """The exit status: 1 if too many rollouts failed for the estimates to be representative."""
     if result.accuracy is not None and result.failed <= most:
         return 0
     reason = next(iter(result.reasons), "")
@@ -406,7 +374,7 @@ def _verdict(result: Evaluation, most: float) -> int:
 
 
 def _check_out(out: Path | None) -> None:
-    """Refuse before the work is done what could not be written after it."""
+    """Refuse, before the evaluation, a file that cannot be written after it."""
     if out is None:
         return
     if out.suffix not in FORMATS:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,19 +33,19 @@ RECIPE = {
     "algorithm": '[algorithm]\nuse = "{use}"',
     "piece": '[algorithm.args.{kind}]\nuse = "{use}"',
 }
-"""How a recipe asks for a component of each kind."""
+"""The lines of a recipe that use a component, by kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Details:
-    """A component's line in the listing, and what importing it told.
+    """A component's line in the listing, and what its import shows.
 
     Attributes:
-        fields: what a recipe can configure; of an algorithm also the arguments of its pieces, dotted.
+        fields: settings of a recipe; for an algorithm also the arguments of its pieces, with dotted names.
         needs: the services it takes.
-        algorithm: where the component is one, not a piece.
-        recipe: how a recipe asks for it.
-        more: what `to_json` tells besides.
+        algorithm: the component, if it is a whole algorithm.
+        recipe: the lines of a recipe that use it.
+        more: further keys of `to_json`.
     """
 
     line: Line
@@ -58,8 +58,8 @@ class Details:
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. ``needs`` of the manifest (docker, network ...) are ``requires``; ``needs`` are the services. An
-        algorithm has its ``settings``, what it was ``published`` with and ``notes``, too.
+        """Plain data. ``requires`` are the manifest's ``needs`` (docker, network ...), ``needs`` the services. An
+        algorithm also has its ``settings``, the settings it was ``published`` with, and ``notes``.
         """
         line = asdict(self.line)
         return {
@@ -74,7 +74,7 @@ class Details:
 
 
 def details_of(component: Component, registry: Registry) -> Details:
-    """Everything known of *component*; where it cannot be imported, what its manifest says, with the error."""
+    """The details of *component*; if its import fails, its manifest entry and the error."""
     from ..interfaces.algorithm import Algorithm
     from ..interfaces.pieces import Piece
     from ..registry.binding import signature_of
@@ -88,7 +88,10 @@ def details_of(component: Component, registry: Registry) -> Details:
     except PluginError as e:
         return Details(line=replace(line, error="\n".join(filter(None, (line.error, str(e))))))
     if isinstance(loaded, Algorithm):
-        return _details_of_algorithm(loaded, _described(line, loaded), signature)
+        # Local code has no manifest: the algorithm itself has its summary and source.
+        summary, source = line.summary or loaded.summary, line.source or loaded.source
+        line = replace(line, kind="algorithm", summary=summary, source=source)
+        return _details_of_algorithm(loaded, line, signature)
     recipe = RECIPE.get(line.kind, "").format(use=line.name)
     if isinstance(loaded, Piece):
         line = replace(line, kind="algorithm")
@@ -125,7 +128,7 @@ def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature
 
 
 def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator[dict[str, Any]]:
-    """The algorithm's settings, each piece and table followed by what it holds."""
+    """The algorithm's settings, each piece and table followed by its own settings."""
     from ..interfaces.pieces import KINDS
     from ..registry.binding import signature_of
     from .describe import kl_words, settings
@@ -137,10 +140,8 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
         if f.name in KINDS:
             piece: Piece | None = getattr(algorithm, f.name)
             shown |= {"default": piece and piece.name, "shown": piece.name if piece else "none"}
-            yield shown | {
-                "type": f"{f.name} piece",
-                "doc": _first_paragraph(piece.function.__doc__) if piece else f.doc,
-            }
+            doc = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split()) if piece else f.doc
+            yield shown | {"type": f"{f.name} piece", "doc": doc}
             inner = list(signature_of(piece).fields) if piece else []
         elif f.name in ("kl", "plan"):
             table = getattr(algorithm, f.name)
@@ -151,19 +152,8 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
         yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in inner)
 
 
-def _described(line: Line, algorithm: Algorithm) -> Line:
-    """The line of an algorithm, from the algorithm itself where no manifest tells: code of one's own."""
-    return replace(
-        line, kind="algorithm", summary=line.summary or algorithm.summary, source=line.source or algorithm.source
-    )
-
-
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
     return tuple({"slot": s.slot, "parameter": s.parameter, "type": s.type_name} for s in signature.needs)
-
-
-def _first_paragraph(doc: str | None) -> str:
-    return " ".join((doc or "").partition("\n\n")[0].split())
 
 
 def _field(field: Field) -> dict[str, Any]:
@@ -175,11 +165,11 @@ def _field(field: Field) -> dict[str, Any]:
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
-    """The components that *name* means: ``name``, ``distribution/name``, each perhaps after ``kind:``, or
-    ``module:Attribute``; where nothing else has the name, a piece of an installed algorithm.
+    """The components *name*: ``name`` or ``distribution/name``, with an optional prefix ``kind:``, or
+    ``module:Attribute``; if no component has the name, the pieces of installed algorithms that have it.
 
     Raises:
-        UnknownNameError: none.
+        UnknownNameError: no component or piece has the name.
     """
     head, colon, rest = name.partition(":")
     try:
@@ -189,12 +179,12 @@ def matching(name: str, registry: Registry) -> list[Component]:
     if kind and ":" in rest:
         return [registry.find(kind, rest)]
     if name.endswith(".py"):
-        return [registry.find("environment", name)]  # which says what is in it
+        return [registry.find("environment", name)]  # its error lists the classes of the file
     bare = rest if kind else name
     components, pieces, failures = registry.matching(bare, kind), Registry([]), list[PluginError]()
     for plugin_kind, plugin in PLUGINS if not components else ():
         if plugin == bare and kind in (None, plugin_kind):
-            return [registry.find(plugin_kind, bare)]  # which says what to install
+            return [registry.find(plugin_kind, bare)]  # its error names the distribution to install
     if not components and kind in (None, "algorithm"):
         failures = import_algorithms(registry)
         pieces = Registry(installed_pieces(registry))
@@ -209,7 +199,7 @@ def matching(name: str, registry: Registry) -> list[Component]:
 
 
 def installed_pieces(registry: Registry) -> list[Component]:
-    """The imported pieces that packages with installed algorithms define, named ``kind.name``."""
+    """The imported pieces of packages with installed algorithms, named ``kind.name``."""
     from ..interfaces.pieces import every_piece
 
     owners = {c.module.partition(".")[0]: c for c in registry.components("algorithm")}
@@ -222,14 +212,14 @@ def installed_pieces(registry: Registry) -> list[Component]:
 
 @click.command("info")
 @click.argument("name")
-@click.option("--against", metavar="NAME", help="Show only in which settings another algorithm differs.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--against", metavar="NAME", help="Compare the settings with those of another algorithm.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def info(name: str, against: str | None, as_json: bool) -> int:
-    """Show what NAME is and how a recipe configures it.
+    """Describe the component NAME and its settings in a recipe.
 
-    NAME is a component (`grpo`), one of a certain distribution (`quintain-shaping/format_tags`), of a kind
-    (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or code of your own (`module:Attribute`).
-    Only that component is imported; for a piece, the installed algorithms are.
+    NAME is a component (`grpo`), a component of one distribution (`quintain-shaping/format_tags`) or of one kind
+    (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or your own code (`module:Attribute`).
+    Only that component is imported; for a piece, all installed algorithms.
     """
     registry = current()
     if against is not None:
@@ -244,19 +234,19 @@ def info(name: str, against: str | None, as_json: bool) -> int:
 
 
 def algorithm_of(name: str, registry: Registry) -> Details:
-    """The one algorithm that *name* means.
+    """The details of the algorithm *name*.
 
     Raises:
         UnknownNameError: nothing has that name.
-        UsageError: what has it is no whole algorithm, or several have it.
-        PluginError: it cannot be imported.
+        UsageError: the component is not a whole algorithm, or the name is ambiguous.
+        PluginError: the algorithm cannot be imported.
     """
     details = [details_of(c, registry) for c in matching(name, registry)]
     algorithms = [d for d in details if d.algorithm is not None]
     if len(algorithms) == 1:
         return algorithms[0]
     if algorithms:
-        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; say which")
+        raise UsageError(f"{name!r} may be {' or '.join(d.line.id for d in algorithms)}; use one of these")
     broken = next((d.line.error for d in details if d.line.error), "")
     if broken:
         raise PluginError(broken)
@@ -266,7 +256,7 @@ def algorithm_of(name: str, registry: Registry) -> Details:
 
 
 def compare(left: Details, right: Details, as_json: bool) -> int:
-    """Show where two algorithms differ."""
+    """Print the differences between two algorithms."""
     from .describe import differences
 
     assert left.algorithm is not None
@@ -311,19 +301,21 @@ def cell(setting: str, value: Any) -> str:
 
 
 def without_parameters(doc: str, names: Collection[str]) -> str:
-    """*doc* without its sections ``Args:`` and ``Attributes:``, where they are of none but *names*."""
+    """*doc* without those sections ``Args:`` and ``Attributes:`` that describe only *names*."""
     from ..registry.binding import SECTION, parameter_docs
 
     shown = set(names)
-    # Behind a first line, whose indentation does not count, a section is as it stands in the docstring.
+    # The prefix is a first line, whose indentation a docstring ignores.
     text = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
     return text.strip()
 
 
 def print_details(details: Details) -> None:
-    """For people."""
+    """Print *details* on the terminal."""
     from rich.console import Console
     from rich.text import Text
+
+    from .describe import shown
 
     console, line = Console(), details.line
     owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
@@ -336,7 +328,7 @@ def print_details(details: Details) -> None:
         ("needs", ", ".join(line.needs)),
         ("licence", line.licence),
         ("controls", ", ".join(details.controls)),
-        ("published with", _listed(published)),
+        ("published with", ", ".join(f"{key} {shown(value)}" for key, value in published.items())),
         *(("note", note) for note in details.more.get("notes", ())),
     ):
         if text:
@@ -345,18 +337,12 @@ def print_details(details: Details) -> None:
         console.print(Text(f"error: {line.error}", style="red"))
     if details.fields or details.needs:
         console.print(_table(details))
-    shown = [*(f["name"] for f in details.fields), *(n["parameter"] for n in details.needs)]
-    doc = without_parameters(details.doc, shown)  # the table has them
+    names = [*(f["name"] for f in details.fields), *(n["parameter"] for n in details.needs)]
+    doc = without_parameters(details.doc, names)  # the table has them
     if doc and details.algorithm is None and not line.error:
         console.print(Text("\n" + doc, style="dim"))
     if details.recipe and not line.error:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
-
-
-def _listed(values: Mapping[str, Any]) -> str:
-    from .describe import shown
-
-    return ", ".join(f"{key} {shown(value)}" for key, value in values.items())
 
 
 def _table(details: Details) -> Any:

@@ -15,8 +15,8 @@ from ..registry.manifest import Entry, Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """One component as a listing shows it. *error* is empty where nothing is known to be wrong, *source* where the
-    manifest names no paper.
+    """A component in the listing. *error* is empty if the component is sound, *source* if the manifest names no
+    paper.
     """
 
     kind: str
@@ -34,27 +34,26 @@ class Line:
 
 
 def kind_of(text: str) -> str:
-    """The kind that *text* names, singular or plural.
+    """The kind *text*, singular or plural.
 
     Raises:
         UnknownNameError: no such kind.
     """
-    kind = text.strip().lower()
-    for known in GROUPS:
-        if kind in (known, f"{known}s", GROUPS[known]):
-            return known
+    for kind, group in GROUPS.items():
+        if text.strip().lower() in (kind, f"{kind}s", group):
+            return kind
     raise UnknownNameError.of("kind", text, [*GROUPS, *(f"{k}s" for k in GROUPS)], f"Kinds: {', '.join(GROUPS)}")
 
 
 def clash(component: Component, registry: Registry) -> str:
-    """The distributions with a component of the same kind and name, and how to say which; empty for none."""
+    """The distributions with a component of the same kind and name, and the unambiguous id; empty for none."""
     named = registry.matching(component.name, component.kind)
     others = [c.distribution for c in named if c.distribution != component.distribution and c.origin != "local"]
     return f"{', '.join(others)} uses the same name; write {component.id!r}" if others else ""
 
 
 def line_of(component: Component, registry: Registry) -> Line:
-    """What can be said of *component* without importing it; what is broken becomes its `error`."""
+    """The line of *component*, without importing it; a broken manifest becomes its `error`."""
     manifest, entry, error = Manifest(api=0), None, ""
     try:
         manifest = registry.manifest(component) or manifest
@@ -80,12 +79,11 @@ def line_of(component: Component, registry: Registry) -> Line:
 
 @click.command("list")
 @click.argument("kind", required=False)
-@click.option("--json", "as_json", is_flag=True, help="One JSON object, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(kind: str | None, as_json: bool) -> None:
-    """List what is installed: all of it, or one KIND (environments, rewards, algorithms, engines, services ...).
+    """List all installed components, or those of one KIND (environments, rewards, algorithms, engines, services ...).
 
-    Reads metadata and manifests and imports no plugin, so a plugin that fails when imported shows only in `quintain
-    doctor`.
+    Reads metadata and manifests and imports no plugin; `quintain doctor` reports plugins that fail to import.
     """
     registry = current()
     lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
@@ -99,7 +97,7 @@ def list_(kind: str | None, as_json: bool) -> None:
 
 
 def print_table(lines: list[Line]) -> None:
-    """A table for people; what is broken says so in place of its summary."""
+    """Print a table; a broken component shows its error instead of its summary."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

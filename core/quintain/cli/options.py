@@ -8,7 +8,7 @@ import click
 
 
 class Count(click.IntRange):
-    """A whole number of at least *least*."""
+    """A whole number >= *least*."""
 
     name = "number"
 

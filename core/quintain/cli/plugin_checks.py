@@ -1,7 +1,7 @@
-"""Whether components really load: each distribution is tried in an interpreter of its own.
+"""Import checks of components, one interpreter per distribution.
 
-Run as ``python -m quintain.cli.plugin_checks RESULTS KIND:ID ...`` it is that interpreter: it imports those components
-and appends a line of JSON for each to the file RESULTS (not to standard output, where plugins print).
+``python -m quintain.cli.plugin_checks RESULTS KIND:ID ...`` is such an interpreter: it imports those components and
+appends one line of JSON for each to the file RESULTS (not to standard output, where plugins may print).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Status = Literal["ok", "extra", "error"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What trying one component told. *extra*: it is whole, but the optional libraries it needs are not installed."""
+    """The result of one check. *extra*: the component is sound, but its optional libraries are not installed."""
 
     kind: str
     id: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def examine(components: Iterable[Component], *, timeout: float) -> list[Finding]:
-    """Try every one of *components*; *timeout* is in seconds, for each try of a distribution."""
+    """Check all *components*; *timeout* is in seconds, per interpreter."""
     ordered = sorted(components, key=lambda c: c.distribution)
     return [
         finding
@@ -47,7 +47,7 @@ def examine(components: Iterable[Component], *, timeout: float) -> list[Finding]
 
 
 def _apart(components: list[Component], timeout: float) -> list[Finding]:
-    """Try *components* in an interpreter; where it dies, the one it was at is to blame, and the rest get a new one."""
+    """Check *components* in an interpreter; if it dies, its current component fails and a new one checks the rest."""
     findings: list[Finding] = []
     while len(findings) < len(components):
         rest = components[len(findings) :]
@@ -60,7 +60,7 @@ def _apart(components: list[Component], timeout: float) -> list[Finding]:
 
 
 def _one_interpreter(components: list[Component], timeout: float) -> tuple[list[Finding], str]:
-    """What it found before it ended, and how it ended."""
+    """The findings of one interpreter, and how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder, "results.jsonl")
         results.touch()
@@ -79,7 +79,7 @@ def _address(component: Component) -> str:
 
 
 def check(component: Component, registry: Registry) -> Finding:
-    """Import *component* here and now, and compare it with its manifest."""
+    """Import *component* in this process and compare it with its manifest."""
     begun = time.perf_counter()
     status, message = _tried(component, registry)
     seconds = round(time.perf_counter() - begun, 3)
@@ -121,7 +121,7 @@ def _unlisted(component: Component, registry: Registry) -> str:
 
 
 def run(results: Path, components: Iterable[Component], registry: Registry) -> None:
-    """Check *components* one after another, each result on disk before the next is tried."""
+    """Check *components* in order; each result is on disk before the next check."""
     with results.open("a", encoding="utf-8") as file:
         for component in components:
             file.write(json.dumps(asdict(check(component, registry))) + "\n")

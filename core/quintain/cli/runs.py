@@ -1,4 +1,4 @@
-"""`quintain runs`: what lies in the run folders."""
+"""`quintain runs`: the runs of a folder."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import asdict
 import click
 
 
-@click.command(help="List runs: how far they came and how well they did.")
-@click.option("--folder", default="runs", show_default=True, help="Where the run folders are.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per run on a line.")
+@click.command(help="List runs with their progress and held-out accuracy.")
+@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run and line.")
 def runs(folder: str, as_json: bool) -> None:
     from ..training.runs import list_runs
     from ..training.screen import program

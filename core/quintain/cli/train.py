@@ -1,4 +1,4 @@
-"""`quintain train`: start a run, or go on with one."""
+"""`quintain train`: start or resume a run."""
 
 from __future__ import annotations
 
@@ -24,40 +24,34 @@ Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
   quintain train --model Qwen/Qwen3-0.6B --env gsm8k
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.prompts=16
-  quintain train --dry-run > recipe.toml            a recipe to start from, every default written out
+  quintain train --dry-run > recipe.toml            the complete quickstart recipe, to edit
   quintain train --resume arithmetic-1
 
-A recipe that begins with extends = "quickstart" (or "pretrained", or the path of another) says only what is to be
-different there; without that line, what it leaves out has the defaults of docs/recipes.md. The default model is
-trained first, for about a minute; `quintain start` does that alone, and it is cached.
+A recipe that begins with extends = "quickstart" (or "pretrained", or a path) lists only the keys that differ; other
+recipes have the defaults of docs/recipes.md. The default model is first fine-tuned for about a minute and cached;
+`quintain start` does only that.
 """
 
 
 @click.command(epilog=EPILOG)
 @click.argument("recipe", required=False, type=click.Path(dir_okay=False))
-@click.option("--env", "-e", help="Environment instead of the recipe's; see `quintain list environments`.")
+@click.option("--env", "-e", help="Environment, replaces those of the recipe (`quintain list environments`).")
 @click.option(
-    "--model", "-m", help='Hugging Face id, folder, or "default": the small model that Quintain trains itself.'
+    "--model", "-m", help='Hugging Face id, folder, or "default" (a small model that Quintain trains itself).'
 )
-@click.option(
-    "--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the recipe (repeatable)."
-)
-@click.option("--seed", type=Count(0), help="Seed of everything that is drawn.")
+@click.option("--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Set a recipe key (repeatable).")
+@click.option("--seed", type=Count(0), help="Random seed.")
 @click.option("--steps", type=Count(1), help="Optimizer steps.")
-@click.option("--name", help="Of the run; by default the environment's, numbered.")
-@click.option("--folder", help="Where run folders are.  [default: runs]")
-@click.option("--resume", metavar="RUN", help="Go on with this run from its last checkpoint.")
-@click.option(
-    "--dry-run",
-    is_flag=True,
-    help="Check names, keys and arguments and look for tasks, then print the resolved recipe; play and train nothing.",
-)
+@click.option("--name", help="Run name (default: environment name and a number).")
+@click.option("--folder", help="Parent folder of the run folders.  [default: runs]")
+@click.option("--resume", metavar="RUN", help="Resume this run from its last checkpoint.")
+@click.option("--dry-run", is_flag=True, help="Check the recipe and print it with all defaults; train nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
 def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as_json: bool, **choices: Any) -> None:
-    """Train a model by reinforcement learning, as RECIPE (a TOML file) says; without one, run the quickstart.
+    """Train a model by reinforcement learning with RECIPE, a TOML file (default: the quickstart).
 
-    Ctrl-C saves and stops; --resume continues the run, also after a crash.
+    Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """
     if choices["model"] is not None:
         from ..models.hf import check_folder
@@ -88,19 +82,19 @@ def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> 
     refused = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
     refused += [recipe] if recipe is not None else []
     if refused:
-        raise click.UsageError(f"--resume takes the recipe of the run as it is; leave out {', '.join(refused)}")
+        raise click.UsageError(f"--resume takes the recipe of the run unchanged; leave out {', '.join(refused)}")
     if dry_run:
-        raise click.UsageError("--resume goes on with a run whose recipe was checked; leave out --dry-run")
+        raise click.UsageError("--resume continues a run whose recipe was checked; leave out --dry-run")
 
 
 def _discard(folder: RunFolder) -> None:
-    """Give the name of a run back that failed before there was anything to keep."""
+    """Remove the folder of a run that failed before it saved any result, so that its name is free."""
     if folder.metrics_path.exists() or any(any(f.glob("*")) for f in (folder.checkpoints, folder.rollouts)):
         return
     for file in (folder.recipe_path, folder.path / "run.lock"):
         file.unlink(missing_ok=True)
     for empty in (folder.checkpoints, folder.rollouts, folder.path):
-        with suppress(OSError):  # it is not there, or somebody keeps files of their own in it
+        with suppress(OSError):  # missing, or has files of the user
             empty.rmdir()
 
 
@@ -131,7 +125,7 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     if not recipe.run.name:
         stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
         recipe = recipe.replace({"run.name": free_name(recipe.run.folder, stem)})
-    check_recipe(recipe)  # a mistake in it must not take the name
+    check_recipe(recipe)  # an invalid recipe must not take the name
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
 
 
@@ -148,7 +142,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            message = f"{str(e) or 'stopped'}; go on with: {program()} train --resume {folder.path}"
+            message = f"{str(e) or 'stopped'}; continue with: {program()} train --resume {folder.path}"
             screen.note(message)
             raise click.Abort(message) from e
     if as_json:
@@ -162,7 +156,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` on SIGTERM, too, before the run has its own handlers (while a model is prepared)."""
+    """Raise `KeyboardInterrupt` also on SIGTERM, until the run installs its own handlers (while a model is prepared)."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
