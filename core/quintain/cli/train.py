@@ -156,7 +156,7 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` also on SIGTERM, until the run installs its own handlers (while a model is prepared)."""
+    """Raise `KeyboardInterrupt` also on SIGTERM, until the run installs its own handlers."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield

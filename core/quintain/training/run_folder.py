@@ -1,17 +1,17 @@
-"""The folder of a run: what is in it, who may write, and how it survives a kill or a full disk.
+"""The folder of a run: its files, its lock, and writes that survive a kill or a full disk.
 
 ::
 
     runs/<name>/
-        run.lock                     held while a process works here
+        run.lock                     locked while a process writes here
         recipe.toml                  the resolved recipe
         metrics.jsonl                one object per step
         rollouts/step-000012.parquet
         checkpoints/step-000020/     see `quintain.training.checkpoint`
         summary.json
 
-Files are written beside their place, flushed to the disk and renamed; ``metrics.jsonl`` grows by whole lines. So
-what was saved stays readable wherever the process dies.
+Files are written under a temporary name, flushed to the disk and renamed; ``metrics.jsonl`` grows by whole lines. So
+saved data stays readable if the process dies at any point.
 """
 
 from __future__ import annotations
@@ -43,34 +43,42 @@ Record = dict[str, Any]
 
 
 class RunFolder:
-    """The folder of one run, locked against other processes while it is open for writing.
+    """The folder of one run, locked against other processes while it is open for writing; a context manager.
 
-    Make one with `create` or `open`; it is a context manager.
+    `create` and `open` make one.
     """
 
     def __init__(self, path: str | Path, *, lock: bool = True) -> None:
-        self.path = Path(path)
-        self._lock: IO[str] | None = self._locked() if lock else None
-        if lock:
-            drop_leftovers(self.path)
-            self._cut_partial_line()
-
-    def _locked(self) -> IO[str]:
-        path = self.path / "run.lock"
-        if (lock := take_lock(path)) is not None:
-            return lock
-        owner = lock_owner(path).partition("\n")[0] or "another process"
-        raise RunLockedError(
-            f"run {self.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save), or choose another --name"
+        self.path = path = Path(path)
+        self.name = path.name
+        self.recipe_path, self.metrics_path = path / "recipe.toml", path / "metrics.jsonl"
+        self.summary_path, self.checkpoints, self.rollouts = (
+            path / "summary.json",
+            path / "checkpoints",
+            path / "rollouts",
         )
+        self._lock: IO[str] | None = None
+        if not lock:
+            return
+        self._lock = take_lock(path / "run.lock")
+        if self._lock is None:
+            owner = lock_owner(path / "run.lock").partition("\n")[0] or "another process"
+            raise RunLockedError(
+                f"run {self.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save) or choose another --name"
+            )
+        drop_leftovers(path)
+        if self.metrics_path.exists():
+            data = self.metrics_path.read_bytes()
+            if data and not data.endswith(b"\n"):  # a kill left a part of a line
+                os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
 
     @classmethod
     def create(cls, path: str | Path, recipe: str) -> RunFolder:
         """Start a run: make the folder, lock it and save the *recipe* (TOML text).
 
         Raises:
-            RunError: there is a run already.
-            RunLockedError: another process works there.
+            RunError: the folder contains a run.
+            RunLockedError: another process writes there.
             StorageError: the folder cannot be written.
         """
         path = Path(path)
@@ -92,11 +100,11 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, *, lock: bool = True) -> RunFolder:
-        """Open an existing run, to go on with it or (without *lock*) to read it while another process writes.
+        """Open an existing run, to continue it or (without *lock*) to read it while another process writes.
 
         Raises:
             UnknownNameError: there is no run.
-            RunLockedError: another process works there.
+            RunLockedError: another process writes there.
         """
         path = Path(path)
         if not (path / "recipe.toml").is_file():
@@ -111,7 +119,7 @@ class RunFolder:
 
     @contextmanager
     def status(self, what: str) -> Iterator[None]:
-        """Tell `quintain runs` what is done before the first step: one word, beside the owner in the lock."""
+        """Show the word *what* as the state of the run in `quintain runs`; it is stored in the lock file."""
         assert self._lock is not None, "opened without the lock"
         owner = self._lock.seek(0, os.SEEK_END)
         self._lock.write(f"{what}\n")
@@ -126,30 +134,6 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def recipe_path(self) -> Path:
-        return self.path / "recipe.toml"
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    @property
-    def summary_path(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def rollouts(self) -> Path:
-        return self.path / "rollouts"
 
     def recipe(self) -> str:
         """The text of the recipe."""
@@ -173,16 +157,8 @@ class RunFolder:
                 file.truncate(size)
                 raise
 
-    def _cut_partial_line(self) -> None:
-        """Drop what a kill left of a line, before the next one is added to it."""
-        if not self.metrics_path.exists():
-            return
-        data = self.metrics_path.read_bytes()
-        if data and not data.endswith(b"\n"):
-            os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
-
     def metrics(self) -> list[Record]:
-        """The metrics so far; a last line that a kill cut off is left out.
+        """The metrics so far, without an incomplete last line.
 
         Raises:
             RunError: a line in the middle is damaged.
@@ -200,13 +176,13 @@ class RunFolder:
                     yield json.loads(line), line
                 except ValueError as e:
                     place = f"{self.metrics_path}, line {number}"
-                    raise RunError(f"{place}, is damaged: {e}; remove that line to go on") from e
+                    raise RunError(f"{place}, is damaged: {e}; remove that line to continue") from e
 
     def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]]) -> Path:
         """Save the rollouts of a step as one Parquet file (columns: see `quintain.training.rollout_table`).
 
         Raises:
-            StorageError: no room; names the bytes it takes.
+            StorageError: no room; the message has the size in bytes.
         """
         from .rollout_table import to_parquet
 
@@ -215,7 +191,7 @@ class RunFolder:
         return path
 
     def read_rollouts(self, step: int) -> list[Record]:
-        """The rows saved for *step*; ``Rollout.from_json(json.loads(row["rollout"]), ...)`` gives a rollout back.
+        """The rows of *step*; ``Rollout.from_json(json.loads(row["rollout"]), ...)`` restores a rollout.
 
         Raises:
             RunError: none are saved.
@@ -229,7 +205,7 @@ class RunFolder:
         return rows
 
     def retain(self, keep: int | Literal["all", "none"], step: int) -> None:
-        """Apply ``[rollouts] keep`` after *step*: drop those of older steps."""
+        """Apply ``[rollouts] keep`` after *step*: delete the files of older steps."""
         if keep == "all":
             return
         last = 0 if keep == "none" else int(keep)
@@ -238,9 +214,9 @@ class RunFolder:
                 path.unlink()
 
     def truncate_after(self, step: int) -> None:
-        """Forget everything past *step*: what an interrupted process did after its last checkpoint. -1 forgets all.
+        """Delete everything after *step*, the work of an interrupted process after its last checkpoint; -1 deletes all.
 
-        Checkpoints go first and metrics last, so that a kill in between leaves something to be truncated again.
+        Checkpoints are deleted first and metrics last, so that a kill in between leaves a state that can be truncated.
         """
         self.summary_path.unlink(missing_ok=True)
         for at, path in steps_in(self.checkpoints):
@@ -254,13 +230,13 @@ class RunFolder:
             write_atomically(self.metrics_path, lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
-        """Save what the run came to."""
+        """Save the summary of the run."""
         text = json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_path, text.encode())
         return self.summary_path
 
     def summary(self) -> Record | None:
-        """What the run came to; ``None`` while it has not ended."""
+        """The summary of the run; ``None`` before its end."""
         if not self.summary_path.exists():
             return None
         summary: Record = json.loads(self.summary_path.read_text(encoding="utf-8"))
