@@ -9,56 +9,29 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import InfrastructureError as InfrastructureError
-    from .errors import LimitReached as LimitReached
-    from .errors import PolicyFault as PolicyFault
-    from .errors import QuintainError as QuintainError
-    from .interfaces.agent import Agent as Agent
-    from .interfaces.agent import Endpoint as Endpoint
-    from .interfaces.agent import Limits as Limits
-    from .interfaces.algorithm import KL as KL
-    from .interfaces.algorithm import Algorithm as Algorithm
-    from .interfaces.engine import Engine as Engine
-    from .interfaces.engine import Replay as Replay
-    from .interfaces.engine import Reply as Reply
-    from .interfaces.engine import TokenEngine as TokenEngine
-    from .interfaces.engine import Weights as Weights
-    from .interfaces.environment import Demonstration as Demonstration
-    from .interfaces.environment import Environment as Environment
-    from .interfaces.environment import control as control
-    from .interfaces.pieces import Piece as Piece
-    from .interfaces.pieces import advantage as advantage
-    from .interfaces.pieces import aggregation as aggregation
-    from .interfaces.pieces import correction as correction
-    from .interfaces.pieces import group_filter as group_filter
-    from .interfaces.pieces import objective as objective
-    from .interfaces.pieces import optimizer_step as optimizer_step
-    from .interfaces.pieces import per_group as per_group
-    from .interfaces.reward import Reward as Reward
-    from .interfaces.reward import group_reward as group_reward
-    from .interfaces.reward import reward as reward
-    from .interfaces.sampling_plan import SamplingPlan as SamplingPlan
-    from .interfaces.service import Judge as Judge
-    from .interfaces.service import Judgement as Judgement
-    from .interfaces.service import Likelihood as Likelihood
-    from .interfaces.service import Sandbox as Sandbox
-    from .interfaces.service import Service as Service
-    from .interfaces.service import Workers as Workers
-    from .interfaces.service import need as need
-    from .interfaces.tools import Tool as Tool
-    from .interfaces.tools import ToolSpec as ToolSpec
-    from .types.rollout import Group as Group
-    from .types.rollout import Rollout as Rollout
-    from .types.rollout import Score as Score
-    from .types.rollout import Termination as Termination
-    from .types.rollout import Turn as Turn
-    from .types.sampling import Sampling as Sampling
-    from .types.sampling import ThinkingBudget as ThinkingBudget
-    from .types.task import Message as Message
-    from .types.task import Task as Task
-    from .types.task import ToolCall as ToolCall
-    from .types.transcript import Sampled as Sampled
-    from .types.transcript import Transcript as Transcript
+    from .errors import InfrastructureError, LimitReached, PolicyFault, QuintainError
+    from .interfaces.agent import Agent, Endpoint, Limits
+    from .interfaces.algorithm import KL, Algorithm
+    from .interfaces.engine import Engine, Replay, Reply, TokenEngine, Weights
+    from .interfaces.environment import Demonstration, Environment, control
+    from .interfaces.pieces import (
+        Piece,
+        advantage,
+        aggregation,
+        correction,
+        group_filter,
+        objective,
+        optimizer_step,
+        per_group,
+    )
+    from .interfaces.reward import Reward, group_reward, reward
+    from .interfaces.sampling_plan import SamplingPlan
+    from .interfaces.service import Judge, Judgement, Likelihood, Sandbox, Service, Workers, need
+    from .interfaces.tools import Tool, ToolSpec
+    from .types.rollout import Group, Rollout, Score, Termination, Turn
+    from .types.sampling import Sampling, ThinkingBudget
+    from .types.task import Message, Task, ToolCall
+    from .types.transcript import Sampled, Transcript
 
 __version__ = "0.1.0"
 
@@ -66,33 +39,32 @@ API_VERSION = 1
 """Of the contract with plugins; a manifest names the one it was written for. It changes only when something breaks."""
 
 _HOMES = {
-    "errors": ("InfrastructureError", "LimitReached", "PolicyFault", "QuintainError"),
-    "interfaces.agent": ("Agent", "Endpoint", "Limits"),
-    "interfaces.algorithm": ("KL", "Algorithm"),
-    "interfaces.engine": ("Engine", "Replay", "Reply", "TokenEngine", "Weights"),
-    "interfaces.environment": ("Demonstration", "Environment", "control"),
-    "interfaces.pieces": (
-        "Piece",
-        "advantage",
-        "aggregation",
-        "correction",
-        "group_filter",
-        "objective",
-        "optimizer_step",
-        "per_group",
-    ),
-    "interfaces.reward": ("Reward", "group_reward", "reward"),
-    "interfaces.sampling_plan": ("SamplingPlan",),
-    "interfaces.service": ("Judge", "Judgement", "Likelihood", "Sandbox", "Service", "Workers", "need"),
-    "interfaces.tools": ("Tool", "ToolSpec"),
-    "types.rollout": ("Group", "Rollout", "Score", "Termination", "Turn"),
-    "types.sampling": ("Sampling", "ThinkingBudget"),
-    "types.task": ("Message", "Task", "ToolCall"),
-    "types.transcript": ("Sampled", "Transcript"),
+    "errors": "InfrastructureError LimitReached PolicyFault QuintainError",
+    "interfaces.agent": "Agent Endpoint Limits",
+    "interfaces.algorithm": "Algorithm KL",
+    "interfaces.engine": "Engine Replay Reply TokenEngine Weights",
+    "interfaces.environment": "control Demonstration Environment",
+    "interfaces.pieces": "advantage aggregation correction group_filter objective optimizer_step per_group Piece",
+    "interfaces.reward": "group_reward Reward reward",
+    "interfaces.sampling_plan": "SamplingPlan",
+    "interfaces.service": "Judge Judgement Likelihood need Sandbox Service Workers",
+    "interfaces.tools": "Tool ToolSpec",
+    "types.rollout": "Group Rollout Score Termination Turn",
+    "types.sampling": "Sampling ThinkingBudget",
+    "types.task": "Message Task ToolCall",
+    "types.transcript": "Sampled Transcript",
 }
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
+"""Module to the public names that it defines."""
+_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
 
-__all__ = sorted(["API_VERSION", *_HOME], key=str.casefold)
+__all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
+    "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "control", "correction", "Demonstration",
+    "Endpoint", "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
+    "Judgement", "KL", "Likelihood", "LimitReached", "Limits", "Message", "need", "objective", "optimizer_step",
+    "per_group", "Piece", "PolicyFault", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled",
+    "Sampling", "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination", "ThinkingBudget", "TokenEngine",
+    "Tool", "ToolCall", "ToolSpec", "Transcript", "Turn", "Weights", "Workers",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,27 +1,7 @@
-"""Every error that Quintain raises on purpose, in one tree.
+"""Every error that Quintain raises on purpose; messages name what failed and where, what was expected, and the fix.
 
-::
-
-    QuintainError
-    ├── UsageError (ValueError)            something you typed; the message names the fix
-    │   ├── RecipeError                    a recipe key, type or range
-    │   ├── UnknownNameError (LookupError) no such component, algorithm, run ...; the nearest known is shown
-    │   └── BindingError (TypeError)       arguments that do not fit a component's signature
-    ├── PluginError                        a plugin is broken, or two of them claim one name
-    ├── Interrupted                        the user asked to stop; what was complete is saved
-    ├── RunError                           a run cannot go on
-    │   ├── RunLockedError                 another process works on this run folder
-    │   ├── StorageError (OSError)         the disk is full or the folder cannot be written
-    │   └── NoTasksError                   the environment yields no (more) tasks
-    └── EpisodeError                       how one episode can fail; becomes its termination
-        ├── PolicyFault                    the policy's doing: rewarded as the task says
-        ├── LimitReached                   the policy's doing: tokens, turns or context used up
-        ├── EnvironmentFault               ours: the environment's code failed
-        ├── RewardFault                    ours: a reward failed or returned no finite number
-        ├── InfrastructureError            ours: engine, sandbox, network or judge
-        └── EpisodeTimeout (TimeoutError)  ours: the wall clock ran out
-
-Messages name who failed and where, what was expected, what came, and the next thing to type.
+`UsageError` is an error in the command line, a recipe or the user's code; `PluginError` is a broken plugin; `RunError`
+is a run that cannot continue; `EpisodeError` is a failed episode, and its class decides the episode's termination.
 """
 
 from __future__ import annotations
@@ -37,11 +17,11 @@ __all__ = [
 
 
 class QuintainError(Exception):
-    """Base of every deliberate error."""
+    """Base of every error that Quintain raises on purpose."""
 
 
 class UsageError(QuintainError, ValueError):
-    """The user can correct it; the command line prints the message without a traceback (exit status 2)."""
+    """The user can correct it; the command line prints its message without a traceback and exits with status 2."""
 
 
 class RecipeError(UsageError):
@@ -49,22 +29,22 @@ class RecipeError(UsageError):
 
 
 class UnknownNameError(UsageError, LookupError):
-    """A name that nothing has."""
+    """No component, algorithm or run has the name; the message shows the nearest known one."""
 
     @classmethod
     def of(cls, kind: str, name: str, known: Iterable[str], hint: str = "") -> UnknownNameError:
-        """Build the message: what was asked for, the nearest known name, where to see them all."""
+        """The error for *name*: its message shows the nearest of *known*, then *hint*."""
         near = did_you_mean(name, known)
         end = "" if near.endswith("?") else "."
         return cls(f"unknown {kind} {name!r}{near}{end + ' ' + hint if hint else ''}")
 
 
 class BindingError(UsageError, TypeError):
-    """Arguments that do not fit the signature of a component."""
+    """Arguments do not fit the signature of a component."""
 
 
 class PluginError(QuintainError):
-    """A plugin failed to load or clashes with another; names the distribution."""
+    """A plugin failed to load, or two of them claim one name; the message names the distribution."""
 
 
 class Interrupted(QuintainError):
@@ -72,34 +52,31 @@ class Interrupted(QuintainError):
 
 
 class RunError(QuintainError):
-    """A run cannot go on."""
+    """A run cannot continue."""
 
 
 class RunLockedError(RunError):
-    """Another process works on this run folder."""
+    """Another process uses this run folder."""
 
 
 class StorageError(RunError, OSError):
-    """A file of the run could not be written; nothing saved before is lost."""
+    """A file of the run cannot be written; files saved before are intact."""
 
 
 class NoTasksError(RunError):
-    """The environment yields no tasks where some are needed."""
+    """The environment yields no tasks, or too few."""
 
 
 class EpisodeError(QuintainError):
-    """Base of what can go wrong inside one episode."""
+    """Base of the failures of one episode. Those of the policy are scored; all others are masked and counted."""
 
 
 class PolicyFault(EpisodeError):
-    """The policy did something it must not; scored as the task says."""
+    """A fault of the policy, such as unreadable tool calls; scored as the environment says."""
 
 
 class LimitReached(EpisodeError):
-    """A limit on turns, tokens or context was reached.
-
-    ``limit`` is one of ``turns``, ``tokens``, ``context``.
-    """
+    """The policy reached *limit*: ``turns``, ``tokens`` or ``context``."""
 
     def __init__(self, limit: str, message: str = "") -> None:
         super().__init__(limit, message)
@@ -115,19 +92,19 @@ class EnvironmentFault(EpisodeError):
 
 
 class RewardFault(EpisodeError):
-    """A reward raised, or returned something that is not a finite number."""
+    """A reward raised, or did not return a finite number."""
 
 
 class InfrastructureError(EpisodeError):
-    """Engine, sandbox, network or judge failed; retried within a budget."""
+    """An engine, sandbox, network or judge failed; the episode is retried `batch.retries` times."""
 
 
 class EpisodeTimeout(EpisodeError, TimeoutError):
-    """The wall clock of an episode ran out."""
+    """An episode took longer than its limit of wall-clock seconds."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'x'?"`` for the nearest known name, else the known names if few, else nothing."""
+    """``"; did you mean 'x'?"`` for the nearest known name, else up to 12 known names, else an empty string."""
     names = sorted(set(known))
     if near := nearest(name, names):
         return meaning(near)
@@ -137,10 +114,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like *name*; empty where none is like it."""
+    """The known name most similar to *name*; empty if none is similar."""
     return next(iter(difflib.get_close_matches(name, sorted(set(known)), n=1, cutoff=0.6)), "")
 
 
 def meaning(near: str) -> str:
-    """``"; did you mean 'x'?"``; nothing for an empty name."""
+    """``"; did you mean 'x'?"``; empty for an empty name."""
     return f"; did you mean {near!r}?" if near else ""

@@ -1,4 +1,4 @@
-"""Describes what an author's code raised and where in it, for messages about somebody else's error."""
+"""Describes an error in an author's code: its type, message, file and line, for Quintain's own messages."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .errors import did_you_mean, meaning, nearest
 
 
 def said_by(error: BaseException) -> str:
-    """What an author's code raised, and where in it: ``"KeyError: 'letters' (reverse.py, line 12)"``.
+    """Type, message and place of *error*, as in ``"KeyError: 'letters' (reverse.py, line 12)"``.
 
-    An unknown name gets the nearest known one, which Python itself adds only to printed tracebacks.
+    Adds the nearest known name to an unknown one, which Python itself does only in printed tracebacks.
     """
-    if isinstance(error, SyntaxError):  # its text has a place of its own, in Python's form
-        shown = f": `{error.text.strip()}`" if error.text else ""
-        text = f"{type(error).__name__}: {error.msg}{shown}"
+    if isinstance(error, SyntaxError):  # str() of it repeats the file and line
+        source = f": `{error.text.strip()}`" if error.text else ""
+        text = f"{type(error).__name__}: {error.msg}{source}"
     else:
         text = ": ".join(filter(None, (type(error).__name__, str(error))))
         if "did you mean" not in text.lower():
@@ -33,15 +33,15 @@ def said_by(error: BaseException) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """File and line of the author's code that raised *error*, as in ``"reverse.py, line 12"``; empty where none did.
+    """File and line of the author's code that raised *error*, as in ``"reverse.py, line 12"``; empty if none did.
 
-    It is the innermost frame outside Quintain, the standard library and what is installed. Where only an installed
-    plugin ran, it is the innermost frame in the folder of the first one, not of a library that it called.
+    This is the innermost frame outside Quintain, the standard library and installed packages. If only installed
+    plugins ran, it is the innermost frame in the folder of the first one, not of a library that it called.
     """
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_title(error.filename)}, line {error.lineno}"
-    every = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
-    frames = [(name, line) for name, line in every if _is_author(name)]
+    every_frame = ((frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__))
+    frames = [(name, line) for name, line in every_frame if _is_author(name)]
     own = [f for f in frames if not _is_installed(f[0])]
     if not own and frames:
         own = [f for f in frames if Path(f[0]).parent == Path(frames[0][0]).parent]
@@ -82,8 +82,8 @@ def _near_miss(error: BaseException) -> str:
     """Did-you-mean for a misspelled variable, attribute or keyword argument."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and error.name:
-        known = [name for f in frames[-1:] for name in (*f.f_locals, *f.f_globals, *vars(builtins))]
-        return meaning(nearest(error.name, known))
+        names = [name for f in frames[-1:] for name in (*f.f_locals, *f.f_globals, *vars(builtins))]
+        return meaning(nearest(error.name, names))
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         return meaning(nearest(error.name, (name for name in dir(error.obj) if not name.startswith("_"))))
     unexpected = _KEYWORD.match(str(error)) if isinstance(error, TypeError) else None
@@ -91,21 +91,19 @@ def _near_miss(error: BaseException) -> str:
         return ""
     name = unexpected[1].removesuffix(".__init__").rpartition(".")[2]
     for frame in reversed(frames):
-        callee = _named(name, frame.f_locals) or _named(name, frame.f_globals)
+        callee = _callee(name, frame.f_locals) or _callee(name, frame.f_globals)
         if callee is not None:
-            return did_you_mean(unexpected[2], _keywords(callee))
+            try:
+                parameters = inspect.signature(callee).parameters.values()
+            except (TypeError, ValueError):  # one written in C may have no signature
+                return ""
+            keywords = [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+            return did_you_mean(unexpected[2], [keyword for keyword in keywords if keyword != "self"])
     return ""
 
 
-def _named(name: str, known: Mapping[str, Any]) -> Any:
-    """The class or function called *name* among the values of *known* or of its modules."""
-    candidates = [*known.values(), *(vars(m).get(name) for m in known.values() if isinstance(m, ModuleType))]
+def _callee(name: str, namespace: Mapping[str, Any]) -> Any:
+    """The class or function called *name* among the values of *namespace* and of the modules in it."""
+    modules = [value for value in namespace.values() if isinstance(value, ModuleType)]
+    candidates = [*namespace.values(), *(vars(module).get(name) for module in modules)]
     return next((c for c in candidates if isinstance(c, (type, FunctionType)) and c.__name__ == name), None)
-
-
-def _keywords(function: Any) -> list[str]:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # one written in C may have no signature
-        return []
-    return [p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "self"]

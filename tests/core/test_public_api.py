@@ -47,7 +47,7 @@ def test_type_checkers_see_the_same_names(package: ModuleType) -> None:
     tree = ast.parse(Path(package.__file__ or "").read_text())
     block = next(n for n in tree.body if isinstance(n, ast.If))
     imports = [n for n in block.body if isinstance(n, ast.ImportFrom)]
-    seen = {(a.asname, f"{'.' * (n.level - 1)}{n.module}") for n in imports for a in n.names if a.asname}
+    seen = {(a.name, f"{'.' * (n.level - 1)}{n.module}") for n in imports for a in n.names if a.name in package.__all__}
 
     assert {(name, home.removeprefix(".")) for name, home in package._HOME.items()} == seen
     assert {*package._HOME} <= {*package.__all__}

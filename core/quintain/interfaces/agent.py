@@ -55,11 +55,9 @@ class Agent(Protocol):
 
     def system(self, text: str) -> None:
         """Set the system message; before the first turn only."""
-        ...
 
     def user(self, content: str | Sequence[Message]) -> None:
         """Append user messages to the conversation."""
-        ...
 
     async def turn(self) -> Turn:
         """Sample the policy's next turn.
@@ -68,24 +66,18 @@ class Agent(Protocol):
             LimitReached: no turns, tokens or context are left; if it leaves the coroutine the termination is
                 `truncated`.
         """
-        ...
 
     def turns(self) -> AsyncIterator[Turn]:
         """Turns until a limit; code after the loop still runs."""
-        ...
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
         """Turns with *tools*, until one calls none, or a limit; the last turn."""
-        ...
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:
         """Another player with its own conversation; without an engine it is the policy, and trains."""
-        ...
 
     def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
         """An OpenAI-compatible address for a foreign agent."""
-        ...
 
     def metric(self, **values: float) -> None:
         """Report numbers for the logs."""
-        ...

@@ -36,7 +36,6 @@ class Weights(Protocol):
 
     def tensors(self) -> Mapping[str, Any]:
         """Parameter name (as in the Hugging Face checkpoint) to tensor."""
-        ...
 
 
 class Engine(Service):
@@ -126,7 +125,6 @@ class Replay(Protocol):
         Raises:
             UsageError: the episode had several players, or its reward compares the rollouts of a group.
         """
-        ...
 
 
 @runtime_checkable
@@ -148,7 +146,6 @@ class SharesModule(Protocol):
         Raises:
             UsageError: a setting is out of range.
         """
-        ...
 
 
 @runtime_checkable
@@ -164,4 +161,3 @@ class SuggestsSlots(Protocol):
             samples: sequences of one step.
             tokens: longest sequence that is expected, prompt and reply together.
         """
-        ...

@@ -51,7 +51,6 @@ class PolicyLearner(Protocol):
         Raises:
             BindingError: a slot is empty.
         """
-        ...
 
     def batch(self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Any:
         """The samples of *groups*: one per valid rollout and player; its ``tokens`` counts those that train.
@@ -60,7 +59,6 @@ class PolicyLearner(Protocol):
             temperature: of sampling, hence of the policy that is trained.
             max_tokens: configured maximum of new tokens of a turn.
         """
-        ...
 
     def prepare(self, batch: Any) -> Any:
         """Compute what the algorithm needs before its first update: log-probs under the frozen policies, rewards.
@@ -71,11 +69,9 @@ class PolicyLearner(Protocol):
         Raises:
             UsageError: the batch holds no token that trains.
         """
-        ...
 
     async def compute_advantages(self, prepared: Any) -> Any:
         """The advantages of a prepared batch, for `step`; awaits a piece that samples or asks a service."""
-        ...
 
     def step(self, prepared: Any, *, advantages: Any) -> dict[str, float]:
         """Update the parameters: all epochs and minibatches of the algorithm. The weights then have a new version.
@@ -86,16 +82,12 @@ class PolicyLearner(Protocol):
         Raises:
             RunError: the gradient is not finite.
         """
-        ...
 
     def weights(self) -> Weights:
         """The weights of now, for `TokenEngine.update`."""
-        ...
 
     def state_dict(self, *, weights: bool = True) -> dict[str, Any]:
         """Everything that a bitwise resume needs; without *weights* the module's are left out."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        ...

@@ -65,7 +65,6 @@ class Workers(Protocol):
             InfrastructureError: the worker died.
             Exception: what the function itself raised.
         """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

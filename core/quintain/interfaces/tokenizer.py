@@ -28,16 +28,12 @@ class ChatTokenizer(Protocol):
 
     def encode(self, text: str) -> list[int]:
         """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
-        ...
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         """Ids, and for each the half-open span of characters of *text* it stands for."""
-        ...
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         """Text of *ids*; *special* false leaves special tokens out."""
-        ...
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
         """The conversation as text; with *prompt* it ends where the assistant's turn begins."""
-        ...

@@ -34,9 +34,9 @@ POLICY_TERMINATIONS = frozenset({TerminationKind.FINISHED, TerminationKind.TRUNC
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How an episode ended, which limit or error it was, and how often it was tried.
+    """How an episode ended, the limit or error that ended it, and the number of attempts.
 
-    ``early``: the policy broke the episode off before the environment could return a result.
+    ``early``: the policy ended the episode (a limit or a fault) before the environment returned a result.
     """
 
     kind: TerminationKind = TerminationKind.FINISHED
@@ -46,17 +46,13 @@ class Termination:
 
     @property
     def ours(self) -> bool:
-        """A failure of ours, not of the policy: masked and counted, never scored."""
+        """Whether the failure is not the policy's; such a rollout is masked and counted, never scored."""
         return self.kind not in POLICY_TERMINATIONS
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of a player.
-
-    ``text`` is what was sampled, ``reply`` the same without reasoning and tool calls, ``calls`` the tool calls with
-    results.
-    """
+    """One turn of a player: the sampled ``text``; ``reply`` is it without reasoning and tool calls."""
 
     text: str
     reply: str = ""
@@ -91,27 +87,25 @@ class Score:
 
     @property
     def total(self) -> float:
-        """The value and the sum of the turns."""
         return self.value + math.fsum(self.turns)
 
     def of_player(self, player: str) -> float:
-        """The score of *player*."""
         return self.players.get(player, self.total)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout(Generic[T, R]):
-    """The record of one episode: what rewards see and what is stored, as plain data that can be scored again.
+    """The record of one episode, as plain data: what rewards see and what is stored.
 
     Attributes:
-        task, result: what was asked, and what `Environment.rollout` returned.
+        task, result: the task, and what `Environment.rollout` returned.
         termination: how it ended.
-        metrics: numbers the environment reported.
+        metrics: numbers that the environment reported.
         turns: of the policy's own player, in order; other players' turns carry their player's name.
         messages: the whole conversation of the policy's own player.
         transcripts: exact tokens by player ("" is the policy's own player).
-        outcome, shaping: the scores, once rewards ran.
-        environment, group, sample, seed: where it came from; *group* counts from the start of the run.
+        outcome, shaping: the scores; ``None`` until the rewards ran.
+        environment, group, sample, seed: its origin; *group* counts from the start of the run.
         seconds: wall time of the episode.
     """
 
@@ -132,7 +126,7 @@ class Rollout(Generic[T, R]):
 
     @property
     def reply(self) -> str:
-        """The policy's last reply, without reasoning; empty where it never spoke."""
+        """The policy's last reply, without reasoning; empty if it took no turn."""
         return next((t.reply for t in reversed(self.turns) if not t.player), "")
 
     @property
@@ -151,11 +145,10 @@ class Rollout(Generic[T, R]):
         return sum(t.sampled for t in self.transcripts.values()) or sum(t.tokens for t in self.turns)
 
     def replace(self, **changes: Any) -> Rollout[T, R]:
-        """A copy with *changes*."""
         return dataclasses.replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON; `from_json` gives the rollout back."""
+        """Plain data for JSON; `from_json` restores the rollout."""
         return dict(_adapter(type(self.task), type(self.result)).dump_python(self, mode="json"))
 
     @staticmethod
@@ -196,18 +189,18 @@ AnyRollout = Rollout[Any, Any]
 AnyGroup = Group[Any, Any]
 
 SUCCESS = 1.0
-"""An outcome from here on is a success."""
+"""The lowest outcome that is a success."""
 SCORE_TOLERANCE = 1e-9
-"""Scores that differ by less are equal: one may be a sum of weights that add up to 1 only nearly."""
+"""Scores that differ by less are equal: a sum of weights may miss 1 by a rounding error."""
 
 
 def reaches(value: float, threshold: float = SUCCESS) -> bool:
-    """Whether *value* is at least *threshold*, but for rounding."""
+    """Whether *value* is at least *threshold*, up to rounding."""
     return value >= threshold - SCORE_TOLERANCE
 
 
 def spread(values: Sequence[float]) -> float:
-    """Maximum minus minimum; 0 for none."""
+    """Maximum minus minimum; 0 for an empty sequence."""
     return max(values) - min(values) if values else 0.0
 
 

@@ -1,4 +1,4 @@
-"""How to sample: settings of a turn, the thinking budget, and seeds that depend on names alone."""
+"""Sampling settings of a turn, the thinking budget, and derived seeds."""
 
 from __future__ import annotations
 
@@ -10,22 +10,21 @@ from ..errors import UsageError
 
 
 def derived_seed(*parts: object) -> int:
-    """63 bits that depend on *parts* alone, in every process."""
+    """A 63-bit seed: a hash of *parts*, the same in every process."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThinkingBudget:
-    """A thinking budget: *text* is appended to a turn that still thinks after a number of tokens, and it continues.
+    """A turn that still thinks after its budget of tokens gets *text* appended and continues.
 
-    The number is drawn per turn between *min_tokens* and *max_tokens* (ScaleRL, 2510.13786, interrupts at 10,000 to
-    12,000); equal bounds are a thinking budget (Qwen3, 2505.09388, section 4.3). The inserted tokens are context: they
-    never train.
+    The budget is drawn per turn, uniformly from *min_tokens* to *max_tokens* (ScaleRL, 2510.13786: 10,000 to 12,000);
+    equal bounds fix it (Qwen3, 2505.09388, section 4.3). The inserted tokens are context and are not trained on.
 
     Attributes:
-        min_tokens, max_tokens: new tokens of the turn before it is interrupted, both included.
-        text: what is appended.
+        min_tokens, max_tokens: new tokens of the turn before the interruption, both bounds included.
+        text: the inserted text.
         until: a turn that contains this text is not interrupted; empty interrupts every turn of that length.
     """
 
@@ -48,18 +47,16 @@ class Sampling:
 
     Attributes:
         temperature: divides the logits; part of the policy, so also of the recorded log-probs.
-        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training (the learner would see another
-        policy).
-        prune: leaves out tokens of less than this share of the likeliest one's probability, like *min_p*, but as a part
-        of the policy: log-probs are those of the distribution that is left, and the learner leaves out the same
-        (dynamic vocabulary pruning; a row sets it).
-        max_tokens: new tokens at most; ``None`` is what the context leaves.
+        top_p, top_k, min_p: truncation; 1, 0 and 0 switch it off. Refused for training, because the learner computes
+            log-probs of the untruncated policy.
+        prune: excludes tokens below this share of the most likely token's probability, like *min_p*, but as a part of
+            the policy: recorded log-probs are those of the renormalised distribution, and the learner excludes the same
+            tokens (dynamic vocabulary pruning; set by the algorithm).
+        max_tokens: maximum of new tokens; ``None`` is what the context leaves.
         stop: strings that end the turn; the tokens up to and including the one that completes the string are kept.
         stop_ids: token ids that end the turn, besides the tokenizer's own; the id is kept as the last token.
-        seed: of this turn; ``None`` draws one. The same seed gives the same tokens for the same logits, whatever else
-        runs.
-        thinking_budget: a thinking budget of the policy's turns, which the chat layer sees to; engines know nothing of
-            it.
+        seed: of this turn; ``None`` draws one. The same seed and logits give the same tokens in any batch.
+        thinking_budget: of the policy's turns; applied by the chat layer, ignored by engines.
     """
 
     temperature: float = 1.0
@@ -88,5 +85,4 @@ class Sampling:
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
     def replace(self, **changes: Any) -> Sampling:
-        """A copy with *changes*."""
         return replace(self, **changes)

@@ -1,4 +1,4 @@
-"""A task and the messages it is made of."""
+"""Tasks, messages and tool calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One call of a tool by the policy, with its result once it ran."""
+    """One tool call of the policy, with its result once it ran."""
 
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation. ``reasoning`` is what a thinking model said before its reply."""
+    """One message of a conversation. ``reasoning`` is the text that a thinking model wrote before its reply."""
 
     role: Role
     content: str
@@ -38,10 +38,10 @@ class Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Something to solve. Subclass it (a frozen keyword-only dataclass) for typed fields.
+    """One task of an environment. Subclass it (a frozen keyword-only dataclass) for typed fields.
 
-    ``level`` is a difficulty for curricula. ``id`` identifies the task in every run; left empty it becomes
-    the hash of the content, so the same content has the same id in every process.
+    ``level`` is a difficulty for curricula. ``id`` identifies the task in every run; by default it is a hash of the
+    content, the same in every process.
     """
 
     prompt: str | Sequence[Message]
@@ -60,7 +60,7 @@ def content_hash(task: Task) -> str:
     """16 hexadecimal digits of SHA-256 over the fields of *task* except ``id``.
 
     Raises:
-        TypeError: a field holds something JSON cannot carry, which would give the task a new id in every process.
+        TypeError: a field has no stable JSON form, so the task would get another id in every process.
     """
     fields = dataclasses.asdict(task)
     fields.pop("id")
@@ -82,5 +82,5 @@ def _plain(value: Any) -> Any:
 
 
 def messages_of(prompt: str | Sequence[Message]) -> list[Message]:
-    """A prompt as messages; text becomes one of the user."""
+    """A prompt as messages; text becomes one user message."""
     return [Message("user", prompt)] if isinstance(prompt, str) else list(prompt)

@@ -1,9 +1,9 @@
 """The token-exact record of one player's conversation.
 
-A transcript is a graph of branches linked by shared prefixes. Nearly always there is one branch; another is added only
-where a chat template rewrote history (it dropped an old thought, for example), so that the tokens sampled before and
-after the rewrite each keep the context they were sampled in. A sampled token trains once, on the branch it was sampled
-on; everything else is context.
+A transcript is a tree of branches that share prefixes. Nearly always there is one branch; another is added only if a
+chat template rewrote history (it dropped an old thought, for example), so that the tokens sampled before and after the
+rewrite each keep the context they were sampled in. A sampled token is trained on once, in the branch it was sampled in;
+every other token is context.
 """
 
 from __future__ import annotations
@@ -17,30 +17,24 @@ Finish = Literal["stop", "length", "cancelled"]
 
 
 class TokenSource(IntEnum):
-    """Where a token came from."""
+    """Where a token came from. Only `MODEL` tokens are trained on."""
 
-    TEMPLATE = 0
-    """Written by the chat template: role markers, separators."""
-    PROMPT = 1
-    """Text of the task, the system or a user."""
-    MODEL = 2
-    """Sampled by the policy."""
-    TOOL = 3
-    """The result of a tool."""
-    COPY = 4
-    """Earlier text of the policy, rendered again by the template: context only."""
-    FORCED = 5
-    """Inserted into the policy's turn (a thinking budget): context only."""
+    TEMPLATE = 0  # written by the chat template: role markers, separators
+    PROMPT = 1  # text of the task, the system or a user
+    MODEL = 2  # sampled by the policy
+    TOOL = 3  # the result of a tool
+    COPY = 4  # earlier text of the policy, rendered again by the template
+    FORCED = 5  # inserted into the policy's turn by a thinking budget
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """What an engine sampled, token by token.
+    """The tokens that an engine sampled for one turn.
 
     ``ids``, ``logps`` and ``versions`` have equal length: the new tokens (a stop token included), their log-probs
     under the sampling policy (temperature applied, before any truncation) and the weight version that sampled each.
-    ``stop`` is the string or id that ended it. ``forced`` is the half-open span of tokens that a thinking budget put
-    between the sampled ones: log-prob 0, version -1.
+    ``stop`` is the string or id that ended the turn. ``forced`` is the half-open span of tokens that a thinking budget
+    inserted between the sampled ones: log-prob 0, version -1.
     """
 
     ids: tuple[int, ...]
@@ -52,13 +46,13 @@ class Sampled:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the policy sampled."""
+        """Number of tokens that the policy sampled."""
         return len(self.ids) - (self.forced[1] - self.forced[0])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Branch:
-    """The tokens of one branch after the *fork* tokens that it shares with its *parent* (-1: it is the root).
+    """The tokens of one branch after the first *fork* tokens, which it shares with its *parent* (-1 for the root).
 
     ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the
     source is `Source.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
@@ -78,9 +72,9 @@ class Branch:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSequence:
-    """One row for the learner: ``mask`` is true at sampled tokens that train here; all columns have equal length.
+    """One sequence for the learner: ``mask`` is true at the tokens to train on; all columns have equal length.
 
-    ``logps`` and ``versions`` are those of the sampler where ``mask`` is true, 0 and -1 elsewhere.
+    ``logps`` and ``versions`` are the sampler's where ``mask`` is true, 0 and -1 elsewhere.
     """
 
     ids: tuple[int, ...]
@@ -92,7 +86,7 @@ class TrainingSequence:
 
 @dataclass(frozen=True, kw_only=True)
 class Transcript:
-    """The branches of one player, and under which policy they were sampled."""
+    """The branches of one player, and the policy that they were sampled from."""
 
     branches: tuple[Branch, ...] = ()
     policy: str = "policy"
@@ -100,7 +94,7 @@ class Transcript:
     temperature: float = 1.0
 
     def path(self, branch: int) -> Branch:
-        """The whole token path of a branch, from the start, as one root branch."""
+        """The tokens of a branch from the start of the conversation, as one root branch."""
         return self._paths(branch + 1)[branch]
 
     def _paths(self, n: int) -> list[Branch]:
@@ -108,25 +102,20 @@ class Transcript:
         paths: list[Branch] = []
         for own in self.branches[:n]:
             head, k = (paths[own.parent], own.fork) if own.parent >= 0 else (Branch(), 0)
-            path = Branch(
-                ids=head.ids[:k] + own.ids,
-                sources=head.sources[:k] + own.sources,
-                logps=head.logps[:k] + own.logps,
-                versions=head.versions[:k] + own.versions,
-            )
-            paths.append(path)
+            columns = ("ids", "sources", "logps", "versions")
+            paths.append(Branch(**{name: getattr(head, name)[:k] + getattr(own, name) for name in columns}))
         return paths
 
     def sequences(self) -> list[TrainingSequence]:
-        """What trains: one row per branch that sampled something of its own, cut after its last sampled token."""
-        rows: list[TrainingSequence] = []
+        """The sequences to train on: one per branch with sampled tokens of its own, cut after the last of them."""
+        sequences: list[TrainingSequence] = []
         for own, path in zip(self.branches, self._paths(len(self.branches)), strict=True):
             first = len(path.ids) - len(own.ids)
             mask = [j >= first and s == TokenSource.MODEL for j, s in enumerate(path.sources)]
             if not any(mask):
                 continue
             end = len(mask) - mask[::-1].index(True)
-            rows.append(
+            sequences.append(
                 TrainingSequence(
                     ids=path.ids[:end],
                     mask=tuple(mask[:end]),
@@ -135,11 +124,11 @@ class Transcript:
                     sources=path.sources[:end],
                 )
             )
-        return rows
+        return sequences
 
     @property
     def sampled(self) -> int:
-        """How many tokens the policy sampled, over all branches."""
+        """Number of tokens that the policy sampled, over all branches."""
         return sum(s == TokenSource.MODEL for b in self.branches for s in b.sources)
 
 
@@ -150,12 +139,11 @@ class Recorder:
         self._branches: list[Branch] = []
         self._parent, self._fork = -1, 0
         self._head: list[int] = []
-        self._columns: tuple[list[Any], ...] = ([], [], [], [])
-        """Ids, sources, log-probs and versions of the open branch."""
+        self._columns: tuple[list[Any], ...] = ([], [], [], [])  # ids, sources, logps, versions of the open branch
 
     @property
     def ids(self) -> list[int]:
-        """The whole current path."""
+        """The tokens of the open branch, from the start of the conversation."""
         return self._head + self._columns[0]
 
     def add(self, ids: Sequence[int], sources: Sequence[int]) -> None:
@@ -163,7 +151,7 @@ class Recorder:
         self._extend(ids, sources, [0.0] * len(ids), [-1] * len(ids))
 
     def sampled(self, s: Sampled) -> None:
-        """Append what the engine sampled, untouched."""
+        """Append the tokens of a turn exactly as the engine sampled them."""
         start, end = s.forced
         sources = [int(TokenSource.MODEL)] * len(s.ids)
         sources[start:end] = [int(TokenSource.FORCED)] * (end - start)
@@ -174,7 +162,7 @@ class Recorder:
             column.extend(values)
 
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
-        """Start a branch whose whole path is *ids*; what it shares with the current path is linked, not copied."""
+        """Start a branch whose path is *ids*; the prefix that it shares with the open branch is linked, not copied."""
         old = self.ids
         shared = 0
         while shared < min(len(old), len(ids)) and old[shared] == ids[shared]:
