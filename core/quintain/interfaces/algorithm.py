@@ -26,12 +26,12 @@ RatioTo = Literal["mu", "prox"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupStats:
-    """A complete group as the group filter sees it: valid samples only.
+    """The valid samples of a complete group, for the group filter.
 
     Attributes:
         outcomes: reward without shaping, per valid sample.
         totals: outcome plus shaping, per valid sample.
-        requested: samples asked for, failed ones included.
+        requested: samples requested, failed ones included.
     """
 
     outcomes: tuple[float, ...]
@@ -47,14 +47,13 @@ class KL:
     has the gradient of KL(theta || ref) at each prefix, k3 that of the forward KL(ref || theta) there (warned about).
     With ``score_factor`` the term is multiplied by exp(log theta - stopgrad log theta), so that its gradient is that of
     its own expectation: of KL(theta || ref) at each prefix for k1 and k3, of E[d^2] / 2 for k2. In the reward the sum
-    over a sample's tokens is subtracted before baselines; with k1 that is the KL of whole sequences, exactly; with k3
-    the forward KL at each prefix is missing from its gradient, with k2 that of KL(theta || ref) from the one of E[d^2]
-    / 2.
+    over a sample's tokens is subtracted before baselines; with k1 this is exactly the KL of whole sequences; with k3
+    the forward KL at each prefix is missing from its gradient, with k2 that of KL(theta || ref).
 
     Attributes:
         where: ``none``, ``reward`` or ``loss``.
         estimator: ``k1``, ``k2`` or ``k3``.
-        coefficient: 0 switches it off; no reference model is kept then.
+        coefficient: 0 switches the term off; no reference model is loaded then.
         score_factor: only in the loss.
     """
 
@@ -98,56 +97,53 @@ TABLES: dict[str, type[Any]] = {"kl": KL, "plan": SamplingPlan, "thinking_budget
 """Settings that are tables of settings."""
 Find = Callable[[Kind, str], Piece]
 Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
-"""From what a table changes (an algorithm, a table of `TABLES` or its class, a piece), its plain values, and where it
-stands (``""``, ``plan.thinking_budget``, ``objective.ppo_clip``), to the values to set.
-"""
+"""Checks the plain values of one table of settings and returns them. Takes the settings to change (an algorithm, a
+table of `TABLES` or its class, a piece), the values, and the table's key (``""``, ``plan``, ``objective.ppo_clip``)."""
 
 
-def _of_table(held: Any, table: Mapping[str, Any], where: str, check: Check) -> dict[str, Any]:
-    """What *table* changes in *held*. A table inside it changes what *held* has there, if it has anything."""
-    tables = {key: value for key, value in table.items() if key in TABLES and isinstance(value, Mapping)}
-    given = dict(check(held, {key: value for key, value in table.items() if key not in tables}, where))
+def _changed_fields(settings: Any, changes: Mapping[str, Any], where: str, check: Check) -> dict[str, Any]:
+    """The new values of the fields of *settings* that *changes* sets; a nested table changes the present one."""
+    tables = {key: value for key, value in changes.items() if key in TABLES and isinstance(value, Mapping)}
+    fields = dict(check(settings, {key: value for key, value in changes.items() if key not in tables}, where))
     for key, value in tables.items():
         place = f"{where}.{key}" if where else key
-        now = getattr(held, key, None)
-        inner = _of_table(now or TABLES[key], value, place, check)
+        present = getattr(settings, key, None)
+        inner = _changed_fields(present or TABLES[key], value, place, check)
         try:
-            given[key] = dataclasses.replace(now, **inner) if now else TABLES[key](**inner)
+            fields[key] = dataclasses.replace(present, **inner) if present else TABLES[key](**inner)
         except TypeError as e:
             raise UsageError(f"{place}: {e}") from e
-    return given
+    return fields
 
 
 @dataclass(frozen=True, kw_only=True)
 class Algorithm:
-    """One algorithm: its pieces, a KL term and the settings they depend on. `replace` makes variants.
+    """One algorithm: its pieces, a KL term and their settings. `replace` makes variants.
 
     Attributes:
-        name: as users type it.
-        summary: one line for lists.
         source: paper and equation.
         advantage, objective, correction, aggregation, group_filter: the pieces.
-        optimizer_step: what changes the parameters; ``None`` is the learner's optimizer.
-        ratio_to: the policy below the ratio theta / ratio_to: ``prox`` (the learner when the batch was taken up) or
-            ``mu`` (the sampler).
+        optimizer_step: replaces the learner's optimizer; ``None`` keeps it.
+        ratio_to: the denominator of the importance ratio: ``prox`` (the learner's policy at the start of the update) or
+            ``mu`` (the sampler's).
         kl: penalty for leaving ref.
         epochs: passes over a batch.
         minibatches: optimizer steps per pass, each on whole groups.
-        mask_truncated: samples that hit a limit count in baselines, then leave: neither terms nor denominators see
-            them (overlong filtering; DAPO, 2503.14476, section 3.4).
+        mask_truncated: samples that reached a limit count in baselines but in neither the terms nor the denominators of
+            the loss (overlong filtering; DAPO, 2503.14476, section 3.4).
         overlong: soft overlong punishment over this last share of the configured maximum length: the total falls
-            linearly from 0 where the share begins to -1 at the maximum (DAPO, 2503.14476, equation 13, with 4,096 of
-            20,480); the outcome does not, so the group filter sees none of it. Of several turns the longest counts. 0:
-            off.
-        reset_optimizer: forget moments before every batch (mirror descent; Kimi k1.5, 2501.12599, section 2.3.2).
-        float32_head: the learner's last layer computes its logits in float32 also where the rest does not (the sampler
-            does so where its ``dtype`` is float32).
-        prune: sampler and scorer alike see tokens of at least this share of the likeliest one's probability, and the
-            sampled one (dynamic vocabulary pruning, 2512.23087); 0 sees all.
-        plan: which tasks are tried and how a batch is filled.
-        services: component by slot of what the pieces need, where the recipe does not say.
-        published: how the paper sampled, for instance ``{"group": 8, "temperature": 1.0}``: shown by `quintain info`,
-            read by nothing. What a run does stands in its recipe.
+            linearly from 0 at the start of the share to -1 at the maximum (DAPO, 2503.14476, equation 13, with 4,096 of
+            20,480). The outcome is unchanged, so group filters that read outcomes ignore it. The longest turn counts. 0
+            switches it off.
+        reset_optimizer: reset moments before every batch (mirror descent; Kimi k1.5, 2501.12599, section 2.3.2).
+        float32_head: the learner computes logits in float32 even if its other layers do not (the sampler does so if its
+            ``dtype`` is float32).
+        prune: sampler and scorer exclude tokens below this share of the most likely token's probability, except the
+            sampled one (dynamic vocabulary pruning, 2512.23087); 0 excludes none.
+        plan: which tasks are sampled and how a batch is filled.
+        services: default component by slot for the services that the pieces need.
+        published: how the paper sampled, for instance ``{"group": 8, "temperature": 1.0}``: only shown by `quintain
+            info`; a run samples as its recipe says.
     """
 
     name: str
@@ -191,14 +187,13 @@ class Algorithm:
         for key in ("epochs", "minibatches"):
             if type(getattr(self, key)) is not int or getattr(self, key) < 1:
                 raise self._rejection(f"{key} is {getattr(self, key)!r}; expected a whole number of at least 1")
-        if not 0 <= self.overlong < 1:
-            raise self._rejection(
-                f"overlong is {self.overlong}; expected a share of the maximum length from 0 to below 1"
-            )
-        if not 0 <= self.prune < 1:
-            raise self._rejection(f"prune is {self.prune}; expected a share of the top probability, from 0 to below 1")
-        if self.ratio_to not in ("mu", "prox"):
-            raise self._rejection(f"ratio_to is {self.ratio_to!r}; expected mu or prox")
+        for key, accepted, expected in (
+            ("overlong", 0 <= self.overlong < 1, "a share of the maximum length from 0 to below 1"),
+            ("prune", 0 <= self.prune < 1, "a share of the top probability, from 0 to below 1"),
+            ("ratio_to", self.ratio_to in ("mu", "prox"), "mu or prox"),
+        ):
+            if not accepted:
+                raise self._rejection(f"{key} is {getattr(self, key)!r}; expected {expected}")
         if self.corrected and not self.correction.masks and self.ratio_to == "mu" and self.has_ratio:
             raise self._rejection(
                 f"a ratio to mu already holds the mismatch prox / mu that {self.correction!r} repairs; set ratio_to = "
@@ -221,11 +216,11 @@ class Algorithm:
         return UsageError(f"algorithm {self.name!r}: {reason}")
 
     def _remarks(self) -> list[str]:
-        """What the pieces remark on; refuses what one of them does not go with."""
+        """The pieces' remarks on this combination; raises the `UsageError` of one that does not fit it."""
         return [remark for piece in self.pieces if piece.fits is not None and (remark := piece.fits(self))]
 
     def notes(self) -> tuple[str, ...]:
-        """What a careful reader should know about this combination; shown once at the start of a run."""
+        """Remarks on a combination that runs but is easily misread; shown once at the start of a run."""
         notes = []
         if self.kl.in_loss and self.kl.estimator == "k3" and not self.kl.score_factor:
             notes.append("k3 in the loss follows the gradient of the forward KL(ref || theta), not of KL(theta || ref)")
@@ -242,12 +237,12 @@ class Algorithm:
 
     @property
     def corrected(self) -> bool:
-        """Whether a correction weighs or leaves out anything."""
+        """Whether a correction weights or masks samples."""
         return self.correction.name != "none"
 
     @property
     def has_ratio(self) -> bool:
-        """Whether the objective takes an importance ratio."""
+        """Whether the objective reads an importance ratio."""
         return "ratio" in self.objective.reads
 
     @property
@@ -257,22 +252,22 @@ class Algorithm:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """Those that the algorithm has."""
+        """The pieces, in the order of `KINDS`."""
         return tuple(piece for kind in KINDS if (piece := getattr(self, kind)) is not None)
 
     @property
     def reads(self) -> frozenset[str]:
-        """Statistics that some piece asks for."""
+        """Statistics of the forward pass that some piece reads."""
         return frozenset().union(*(piece.reads for piece in self.pieces)) - POLICIES
 
     @property
     def uses_reference(self) -> bool:
-        """Whether log-probs under ref are wanted."""
+        """Whether log-probs under ref are needed."""
         return self.kl.active or any("ref" in piece.reads for piece in self.pieces)
 
     @property
     def alters_reward(self) -> bool:
-        """Whether samples learn from another reward than the environment's: less a KL term, or punished for length."""
+        """Whether the training reward differs from the environment's by a KL term or a penalty for length."""
         return self.kl.in_reward or bool(self.overlong)
 
     @property
@@ -281,20 +276,20 @@ class Algorithm:
         return frozenset(slot for piece in self.pieces for slot in piece.needs.values())
 
     def with_services(self, services: Mapping[str, Any]) -> Algorithm:
-        """The algorithm with the services that its pieces need.
+        """The algorithm with the *services*, by slot, that its pieces need.
 
         Raises:
             BindingError: a slot is empty.
         """
-        held = {piece.kind: piece.with_services(services) for piece in self.pieces}
-        return dataclasses.replace(self, **held)  # type: ignore[arg-type]
+        pieces = {piece.kind: piece.with_services(services) for piece in self.pieces}
+        return dataclasses.replace(self, **pieces)  # type: ignore[arg-type]
 
     def replace(self, **changes: Any) -> Algorithm:
-        """A variant. A piece is given as itself, by the name of one that is imported, or as ``{"use": name, **args}``
-        (without ``use``: arguments of the present one); of a table only what is given changes.
+        """A variant with *changes*: a piece is a `Piece`, the name of an imported one, or ``{"use": name, **args}``
+        (without ``use``: arguments for the present one); a table changes only the settings in it.
 
         Raises:
-            UsageError: an unknown setting, piece or argument, or a pair that does not combine.
+            UsageError: an unknown setting, piece or argument, or settings that exclude each other.
         """
         return self.configured(changes)
 
@@ -304,14 +299,15 @@ class Algorithm:
         """The variant with *changes*, as `replace`.
 
         Args:
-            find: gives the piece of a kind with a name.
-            check: looks through the plain values of one table before they are set.
+            find: returns the piece of a kind and name.
+            check: checks the plain values of one table before they are set.
         """
-        given: dict[str, Any] = {k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes}
-        given |= _of_table(self, {key: value for key, value in changes.items() if key not in given}, "", check)
-        if given.get("name", self.name) != self.name:  # another algorithm: no paper is behind it until it names one
-            given = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | given
-        return dataclasses.replace(self, **given)
+        fields: dict[str, Any] = {k: self._piece(k, changes[k], find, check) for k in KINDS if k in changes}
+        settings = {key: value for key, value in changes.items() if key not in fields}
+        fields |= _changed_fields(self, settings, "", check)
+        if fields.get("name", self.name) != self.name:  # another algorithm: the paper of this one is not its source
+            fields = {"published": {}, "source": "", "summary": f"{self.name}, changed"} | fields
+        return dataclasses.replace(self, **fields)
 
     def _piece(self, kind: Kind, value: Any, find: Find, check: Check) -> Piece | None:
         if value is None or isinstance(value, Piece):

@@ -1,4 +1,4 @@
-"""Plans: which tasks a method tries and how it fills a batch."""
+"""Sampling plans: which tasks an algorithm samples and how it fills a batch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from .pieces import Piece
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingPlan:
-    """Which tasks are tried and how a batch is filled: what a method needs besides its pieces.
+    """Which tasks are sampled and how a batch is filled.
 
     Attributes:
-        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: missing groups
-            are tried together once all have ended, accepted ones are kept (dynamic sampling; DAPO, 2503.14476).
-            ``active``: another task starts as soon as a group is rejected (active sampling; Olmo 3, 2512.13961). Both
-            give the same batch: the first accepted groups in the order of tasks, never of finishing.
-        attempts: groups tried per step at most, in batches; then the step learns from what there is.
-        order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split again and
-            again), or ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
+        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: once all groups
+            are complete, missing ones are sampled together (dynamic sampling; DAPO, 2503.14476). ``active``:
+            another task starts as soon as a group is rejected (active sampling; Olmo 3, 2512.13961). Both give the same
+            batch: the first accepted groups in the order of tasks, whichever finish first.
+        attempts: maximum of sampled groups per step, as a multiple of the batch; then the step uses the accepted ones.
+        order: ``shuffled``, ``easy_to_hard`` (by `Task.level`, once over the run; a smaller split repeats), or
+            ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
         drop_solved: a task whose success rate over the run reached this is not drawn again (no-positive-resampling;
-            ScaleRL, 2510.13786, with 0.9). Once all did, they come back and their rates are counted anew; the run says
-            so.
-        difficulty_samples: samples per task of the starting policy, before the first step; 0 skips it. Tasks whose
-            success rate is outside *difficulty_range* are left out (difficulty filter by best-of-n), and so is what was
-            not measured: beyond as many tasks as the run will try, 4,096 at most.
-        difficulty_range: lowest and highest success rate in *difficulty_samples* samples that stays, both included.
-        staleness: synced versions that the sampler is behind (a synchronous run's model of asynchrony).
-        thinking_budget: what ends a turn that thinks for too long, or ``None``.
+            ScaleRL, 2510.13786, with 0.9). Once all tasks are solved, all are restored and their rates reset.
+        difficulty_samples: samples per task from the initial policy, before the first step; 0 skips the filter. Tasks
+            with a success rate outside *difficulty_range* are excluded (difficulty filter by best-of-n), and so are
+            tasks that were not measured: it measures as many as the run will sample, 4,096 at most.
+        difficulty_range: lowest and highest success rate of the tasks to keep, both included.
+        thinking_budget: of the policy's turns, or ``None``.
+        staleness: number of weight versions by which the sampler lags (asynchrony, simulated in a synchronous run).
     """
 
     resample: Literal["none", "dynamic", "active"] = "none"
@@ -47,10 +46,8 @@ class SamplingPlan:
     def __post_init__(self) -> None:
         object.__setattr__(self, "difficulty_range", tuple(self.difficulty_range))
         if isinstance(self.thinking_budget, Mapping):
-            thinking_budget = ThinkingBudget(
-                **known_settings(ThinkingBudget, self.thinking_budget, "plan.thinking_budget")
-            )
-            object.__setattr__(self, "thinking_budget", thinking_budget)
+            settings = known_settings(ThinkingBudget, self.thinking_budget, "plan.thinking_budget")
+            object.__setattr__(self, "thinking_budget", ThinkingBudget(**settings))
         for name, allowed in (
             ("resample", ("none", "dynamic", "active")),
             ("order", ("shuffled", "easy_to_hard", "hard_first")),
@@ -68,15 +65,15 @@ class SamplingPlan:
             )
 
 
-def known_settings(held: Any, table: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """*table* if all keys are settings of *held*; those of a piece are its own to check.
+def known_settings(settings: Any, changes: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    """*changes*, once each key is a field of *settings*; a piece checks its own arguments.
 
     Raises:
-        UsageError: a key that is no setting of *held*.
+        UsageError: a key is no field of *settings*.
     """
-    if not isinstance(held, Piece):
-        known = {f.name for f in dataclasses.fields(held)} - {"published"}
-        for key in table:
-            if key not in known:
-                raise UsageError(f"{where or 'an algorithm'} has no setting {key!r}{did_you_mean(key, known)}")
-    return table
+    if not isinstance(settings, Piece):
+        names = {f.name for f in dataclasses.fields(settings)} - {"published"}
+        for key in changes:
+            if key not in names:
+                raise UsageError(f"{where or 'an algorithm'} has no setting {key!r}{did_you_mean(key, names)}")
+    return changes
