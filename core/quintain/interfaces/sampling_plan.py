@@ -17,8 +17,8 @@ class SamplingPlan:
     """Which tasks are sampled and how a batch is filled.
 
     Attributes:
-        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: once all groups
-            are complete, missing ones are sampled together (dynamic sampling; DAPO, 2503.14476). ``active``:
+        resample: what follows a rejected group. ``none``: the batch is smaller (filtering). ``dynamic``: once all are
+            complete, missing groups are sampled together (dynamic sampling; DAPO, 2503.14476). ``active``:
             another task starts as soon as a group is rejected (active sampling; Olmo 3, 2512.13961). Both give the same
             batch: the first accepted groups in the order of tasks, whichever finish first.
         attempts: maximum of sampled groups per step, as a multiple of the batch; then the step uses the accepted ones.
