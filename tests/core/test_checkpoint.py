@@ -184,7 +184,7 @@ def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2] if content == b"half" else content)
-    with pytest.raises(RunError, match=r"step-000001 is damaged \(.+\); remove the folder to go on from an earlier"):
+    with pytest.raises(RunError, match=r"step-000001 is damaged \(.+\); remove the folder to continue from an earlier"):
         Checkpoint.open(path).restore(learner(1))
 
 

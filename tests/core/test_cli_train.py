@@ -228,7 +228,7 @@ def test_slips_of_the_hand_are_named(
 
 
 def test_an_algorithm_without_groups_takes_groups_of_one(capsys: pytest.CaptureFixture[str], place: Path) -> None:
-    words = ["--env", "doubling", "--set", "batch.group_size=1", "--set", "algorithm.use=reinforce_pp", "--dry-run"]
+    words = ["--env", "doubling", "--set", "batch.group_size=1", "--set", "algorithm.use=reinforce", "--dry-run"]
     status, out, _ = called(capsys, *words)
     assert status == 0 and "group_size = 1" in out
 

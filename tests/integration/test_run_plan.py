@@ -149,8 +149,8 @@ def test_resumed_anywhere_it_is_the_same_run(
         screen = Watching(moment, way)
         with pytest.raises((Killed, Interrupted)):
             run(place, told if number == 0 else None, screen)
-        going_on = [note for note in screen.notes if note.startswith("going on after step")]
-        assert [f"going on after step {after} of {STEPS}"] * (after > 0) == going_on
+        going_on = [note for note in screen.notes if note.startswith("continuing after step")]
+        assert [f"continuing after step {after} of {STEPS}"] * (after > 0) == going_on
         assert during - after == len(screen.ended)
     run(place)
 

@@ -341,8 +341,10 @@ class AlertMonitor:
         self.history = self.history.then(record)
         before, active = self.active, []
         for alert in ALERTS:
-            level, was_active = alert.level(self.history), alert.name in before
-            if was_active if level is None else level > 0 if was_active else level >= 1:
+            level = alert.level(self.history)
+            begins = level is not None and level >= 1
+            persists = alert.name in before and (level is None or level > 0)
+            if begins or persists:
                 active.append(alert.name)
         self.active = tuple(active)
         return Change(

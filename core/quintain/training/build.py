@@ -1,4 +1,4 @@
-"""From a recipe to a finished run: load the model, make learner and engine, start services, take up a checkpoint."""
+"""From a recipe to a finished run: load the model, make learner and engine, start services, restore a checkpoint."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from .tasks import Curriculum
 from .weight_sync import WeightSync
 
 PROMPT = 512
-"""Tokens that a prompt is taken to have, for how much is decoded at once."""
+"""Assumed tokens of a prompt, to choose the number of slots."""
 
 
 def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
@@ -103,7 +103,7 @@ async def _run_training(
                 curriculum=curriculum_for(recipe, environments, algorithm),
                 environments=environments,
                 names=distinct(table.use for table in recipe.environments),
-                rollout_context=setting_for(recipe, algorithm, engine, services),
+                rollout_context=rollout_context_for(recipe, algorithm, engine, services),
                 groups=recipe.batch.prompts,
                 group_size=recipe.batch.group_size,
                 min_group_size=recipe.batch.min_group_size or 1,
@@ -120,40 +120,40 @@ async def _run_training(
         )
         if checkpoint is not None:
             run.restore(checkpoint)
-            screen.note(f"going on after step {run.state.step} of {recipe.run.steps}")
+            screen.note(f"continuing after step {run.state.step} of {recipe.run.steps}")
         else:
-            folder.truncate_after(-1)  # not even the line of before training
+            folder.truncate_after(-1)  # also the metrics of step 0
             run.state = RunState(seconds=seconds)
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
             screen,
-            "stopping and saving; once more to stop at once",
+            "stopping and saving; press Ctrl-C again to stop at once",
             on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
         ):
             return await train(run)
 
 
 def remarks(recipe: Recipe, algorithm: Algorithm) -> list[str]:
-    """What of the algorithm has no effect with this recipe, in plain words."""
+    """Messages about settings of the algorithm that have no effect with this recipe."""
     notes = []
     thinking_budget, longest = algorithm.plan.thinking_budget, recipe.sampling.max_tokens
     if thinking_budget is not None and thinking_budget.min_tokens >= longest:
         notes.append(
             f"{algorithm.name} interrupts a turn after {thinking_budget.min_tokens:,} to "
-            f"{thinking_budget.max_tokens:,} tokens, and sampling.max_tokens is {longest:,}: it never will; set "
-            f"algorithm.args.plan.thinking_budget for such turns"
+            f"{thinking_budget.max_tokens:,} tokens, but sampling.max_tokens is {longest:,}, so it never does; set "
+            "algorithm.args.plan.thinking_budget to fewer tokens"
         )
     if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):
         notes.append(
-            f"{algorithm.name} wants a float32 head on both sides, and the engine decodes in {recipe.model.dtype}: set "
-            'model.dtype = "float32"'
+            f"{algorithm.name} requires a float32 head on both sides, but the engine decodes in "
+            f'{recipe.model.dtype}: set model.dtype = "float32"'
         )
     return notes
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the process's own generators, for adapters' first weights and for authors' code that draws from them."""
+    """Seed the generators of the process, for initial adapter weights and for plugins that use them."""
     import numpy
     import torch
 
@@ -177,13 +177,13 @@ def model_for(
     screen: Screen,
     status: Callable[[str], AbstractContextManager[None]],
 ) -> LoadedModel:
-    """The model to train: that of the checkpoint, or what the recipe's model source brings.
+    """The model to train, from the checkpoint or from the model source of the recipe.
 
     Raises:
-        UsageError: it cannot be loaded.
+        UsageError: the model cannot be loaded.
     """
     request = ModelRequest.of(recipe, screen, specs)
-    # With adapters the checkpoint's model has them merged, and the model below them is needed again.
+    # The checkpoint's model has the adapters merged; to train them, the base model is needed.
     if checkpoint is not None and request.lora is None:
         return request.load_model(checkpoint.model)
     with status("preparing"):
@@ -191,10 +191,10 @@ def model_for(
 
 
 def embedded_engine(model: LoadedModel, *, slots: int) -> TokenEngine:
-    """An engine that decodes the live module of *model*, whoever trains it; `TokenEngine.update` publishes new weights.
+    """An engine that decodes the live module of *model*; `TokenEngine.update` publishes new weights.
 
     Args:
-        slots: sequences decoded at once at most.
+        slots: maximum number of sequences decoded at once.
     """
     engine: TokenEngine = current().load("engine", "embedded").sharing(model.module, model.tokenizer, slots=slots)
     return engine
@@ -217,16 +217,14 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
 
 
 def weight_copy_for(recipe: Recipe, algorithm: Algorithm, model: LoadedModel) -> Snapshot | None:
-    """What an engine that decodes a live module decodes in place of the learner's, where the algorithm's plan has a
-    staleness.
-    """
+    """A copy of the weights for an engine that decodes a live module, if the plan of the algorithm has a staleness."""
     if not (algorithm.plan.staleness and shares(engine_kind(recipe))):
         return None
     return Snapshot.apart(model.module)
 
 
 def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], algorithm: Algorithm) -> Curriculum:
-    """Which tasks come when."""
+    """The curriculum of the recipe."""
     return curriculum_kind(algorithm.plan)(
         environments,
         weights=[table.weight for table in recipe.environments],
@@ -237,10 +235,10 @@ def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]
     )
 
 
-def setting_for(
+def rollout_context_for(
     recipe: Recipe, algorithm: Algorithm, engine: TokenEngine, services: Mapping[str, Any]
 ) -> RolloutContext:
-    """What the episodes of all steps share."""
+    """The context of the rollouts of all steps."""
     return RolloutContext(
         engine=engine,
         sampling=recipe.sampling.to_sampling().replace(

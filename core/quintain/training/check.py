@@ -61,7 +61,7 @@ def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
     if rejected:
         raise UsageError(
             f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no group of that size "
-            f"({rejected}): take more samples, or an algorithm without groups such as reinforce_pp"
+            f"({rejected}): take more samples, or an algorithm without groups such as reinforce"
         )
 
 

@@ -1,15 +1,16 @@
-"""Checkpoints: all that a run needs to go on bit for bit, and a model that ``from_pretrained`` loads.
+"""Checkpoints: the state for a bit-identical resume, and a model that ``from_pretrained`` loads.
 
 ::
 
     checkpoints/step-000020/
         model/            Hugging Face format, tokenizer included (adapters merged)
-        learner.pt        optimizer, counters, random-number generators; weights where model/ is not exact
+        learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact
         state.json        curriculum, services, counters of the run
-        state.pt          tensors among these, if any
+        state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far, version
 
-A checkpoint is written under another name, flushed to the disk and renamed: whatever has the name of a step is whole.
+A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the name of a step is
+complete.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SPARE = 8_000_000
-"""Bytes beyond the tensors: tokenizer, configuration, state."""
+"""Bytes reserved for tokenizer, configuration and state."""
 
 
 class Trainable(Protocol):
-    """What a checkpoint needs of a learner (`quintain.learning.learner.Learner`)."""
+    """The part of a learner that a checkpoint needs (`quintain.learning.learner.Learner`)."""
 
     module: nn.Module
 
@@ -65,10 +66,10 @@ class Checkpoint:
 
     @classmethod
     def open(cls, path: Path) -> Checkpoint:
-        """Read what *path* is.
+        """Open the checkpoint at *path*.
 
         Raises:
-            RunError: it is damaged, or of a newer version of Quintain.
+            RunError: it is damaged, or from a newer version of Quintain.
         """
         with _read_whole(path):
             about = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
@@ -80,7 +81,7 @@ class Checkpoint:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What the run handed over to be kept.
+        """The state of the run, as `CheckpointManager.save` received it.
 
         Raises:
             RunError: the checkpoint is damaged.
@@ -90,10 +91,10 @@ class Checkpoint:
             return dict(_put_back(content, self.path / "state.pt"))
 
     def restore(self, learner: Trainable) -> dict[str, Any]:
-        """Bring *learner* and the random-number generators of the process back; the run's own state.
+        """Restore *learner* and the random-number generators of the process; return the state of the run.
 
         Raises:
-            RunError: the checkpoint is damaged, or of a model with other parameters.
+            RunError: the checkpoint is damaged, or its model has other parameters.
         """
         import torch
 
@@ -103,7 +104,7 @@ class Checkpoint:
             learner_state, generators = dict(content["learner"]), dict(content["generators"])
             weights = {} if "module" in learner_state else dict(_tensors(self.model))
             if "module" not in learner_state and not weights:
-                raise FileNotFoundError(f"{self.model} holds no weights")
+                raise FileNotFoundError(f"{self.model} has no weights")
         try:
             _load_weights(learner.module, weights)
             learner.load_state_dict(learner_state)
@@ -115,35 +116,41 @@ class Checkpoint:
 
 
 class CheckpointManager:
-    """Saves the checkpoints of a run and drops old ones.
+    """Saves the checkpoints of a run and deletes old ones.
 
     Args:
-        tokenizer: its ``hf`` goes into the model folders.
-        keep: how many of the last to keep.
-        best: keep the best one too.
+        tokenizer: its ``hf`` is saved in the model folders.
+        keep: number of last checkpoints to keep.
+        best: also keep the best one.
     """
 
     def __init__(self, folder: RunFolder, *, tokenizer: Any, keep: int = 3, best: bool = True) -> None:
         self.folder, self.tokenizer, self.keep, self.keep_best = folder, tokenizer, keep, best
 
     def save(self, step: int, *, learner: Trainable, state: Mapping[str, Any], best: bool = False) -> Path:
-        """Write the checkpoint of *step*; the old ones stay untouched until it is complete and on the disk.
+        """Write the checkpoint of *step*; old ones are deleted once it is complete and on the disk.
 
         Args:
-            state: plain data and tensors that `Checkpoint.restore` gives back.
+            state: plain data and tensors that `Checkpoint.restore` returns.
             best: whether this is the best model so far.
 
         Raises:
-            StorageError: no room; nothing is lost.
+            StorageError: no room; no saved data is lost.
         """
+        import torch
+
         final = self.folder.checkpoints / f"step-{step:06d}"
-        if final.exists():  # a step has one state: it is saved already
+        if final.exists():  # a step has one state, which is saved already
             return final
         beside = final.with_name(f".{final.name}{TEMPORARY}{os.getpid()}")
-        with _written_whole(beside, final, _bytes_of(learner) + sum(_tensor_bytes(state))):
+        needed = _weight_bytes(learner) + sum(_tensor_bytes([learner.state_dict(weights=False), state]))
+        with _written_whole(beside, final, needed):
             _write_model(beside / "model", learner, self.tokenizer)
             _write_learner(beside, learner)
-            _write_state(beside, state)
+            tensors: dict[str, Any] = {}
+            _write_json(beside / "state.json", plain(_taken_out(state, tensors)))
+            if tensors:
+                torch.save(tensors, beside / "state.pt")
             about = {"format": FORMAT, "step": step, "best": best, "version": __version__}
             _write_json(beside / "checkpoint.json", about)
         self.prune()
@@ -158,7 +165,7 @@ class CheckpointManager:
         return any(saved == step for saved, _ in steps_in(self.folder.checkpoints))
 
     def prune(self) -> None:
-        """Drop all but the last *keep* and the best."""
+        """Delete all but the last *keep* and the best."""
         checkpoints = self.all()
         champion = next((c for c in reversed(checkpoints) if c.best), None) if self.keep_best else None
         for old in checkpoints[: -self.keep]:
@@ -173,34 +180,32 @@ def latest(folder: RunFolder) -> Checkpoint | None:
 
 
 def best(folder: RunFolder) -> Checkpoint | None:
-    """The best checkpoint of a run, by its marks; the latest where there is no mark."""
+    """The last checkpoint of a run that was the best when saved; the latest if none was."""
     checkpoints = [Checkpoint.open(path) for _, path in steps_in(folder.checkpoints)]
     return next((c for c in reversed(checkpoints) if c.best), checkpoints[-1] if checkpoints else None)
 
 
 def save_model(folder: Path, learner: Trainable, tokenizer: Any, about: Mapping[str, Any]) -> None:
-    """Write a *folder* for ``from_pretrained`` and beside the weights ``quintain.json``, which says what *about* says;
-    all of it or nothing.
+    """Write a *folder* for ``from_pretrained``, with *about* as ``quintain.json``; on an error nothing is written.
 
     Args:
         folder: new, or empty.
 
     Raises:
-        StorageError: no room, or it cannot be written.
+        StorageError: no room, or the folder cannot be written.
     """
-    weights = sum(p.numel() * p.element_size() for p in learner.module.parameters())
     beside = folder.with_name(f".{folder.name}{TEMPORARY}{os.getpid()}")
-    with _written_whole(beside, folder, weights + _SPARE):
+    with _written_whole(beside, folder, _weight_bytes(learner)):
         _write_model(beside, learner, tokenizer)
         _write_json(beside / "quintain.json", plain(about))
 
 
 @contextmanager
 def _read_whole(path: Path) -> Iterator[None]:
-    """Whatever is found wrong with the files of the checkpoint at *path*, told as one error.
+    """Turn any error from reading the checkpoint at *path* into one.
 
     Raises:
-        RunError: it is damaged.
+        RunError: the checkpoint is damaged.
     """
     try:
         yield
@@ -209,14 +214,16 @@ def _read_whole(path: Path) -> Iterator[None]:
     except Exception as e:  # json, pickle, zip, torch and safetensors each raise their own
         reason = str(e).strip().split("\n")[0] or type(e).__name__
         raise RunError(
-            f"checkpoint {path} is damaged ({reason}); remove the folder to go on from an earlier one"
+            f"checkpoint {path} is damaged ({reason}); remove the folder to continue from an earlier one"
         ) from e
 
 
 @contextmanager
 def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
-    """Make *beside*, let it be filled with about *needed* bytes, and put it at *final*; or remove it and say what went
-    wrong.
+    """Make the folder *beside*, to be filled with about *needed* bytes, and rename it to *final*; remove it on errors.
+
+    Raises:
+        StorageError: no room, or the folder cannot be written.
     """
     if (free := free_bytes(final)) < needed:
         raise storage_error(final, OSError(28, f"{free} bytes free"), needed)
@@ -236,7 +243,7 @@ def _written_whole(beside: Path, final: Path, needed: int) -> Iterator[None]:
 
 
 def _no_room(error: BaseException) -> bool:
-    """Whether *error*, or what it came from, is a full disk as safetensors and torch report it: without its number."""
+    """Whether *error* or its cause is a full disk; safetensors and torch report one without the error number."""
     before = error.__cause__ or error.__context__
     if before is not None and ((isinstance(before, OSError) and before.errno in (27, 28)) or _no_room(before)):
         return True
@@ -244,10 +251,8 @@ def _no_room(error: BaseException) -> bool:
     return any(sign in str(error) for sign in signs)
 
 
-def _bytes_of(learner: Trainable) -> int:
-    """Room that a checkpoint takes: the weights, and whatever tensors the learner keeps besides."""
-    weights = sum(p.numel() * p.element_size() for p in learner.module.parameters())
-    return weights + sum(_tensor_bytes(learner.state_dict(weights=False))) + _SPARE
+def _weight_bytes(learner: Trainable) -> int:
+    return sum(p.numel() * p.element_size() for p in learner.module.parameters()) + _SPARE
 
 
 def _tensor_bytes(value: Any) -> Iterator[int]:
@@ -261,30 +266,23 @@ def _tensor_bytes(value: Any) -> Iterator[int]:
 
 
 def _write_model(path: Path, learner: Trainable, tokenizer: Any) -> None:
+    from transformers.utils import logging
+
     module: Any = learner.module
-    with _without_progress_bar():
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # it would break the live screen
+    try:
         if hasattr(module, "get_base_model"):
-            # Adapters are merged into a copy of the tensors, under the names that a plain model has.
+            # Adapters are merged into a copy of the tensors, under the names of a plain model.
             merged = {k: v.contiguous() for k, v in learner.weights().tensors().items()}
             module.get_base_model().save_pretrained(path, state_dict=merged)
         else:
             module.save_pretrained(path)
+    finally:
+        if bars:
+            logging.enable_progress_bar()
     if (tokenizer := getattr(tokenizer, "hf", None)) is not None:
         tokenizer.save_pretrained(path)
-
-
-@contextmanager
-def _without_progress_bar() -> Iterator[None]:
-    """Of transformers, which would tear the run's own screen."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _write_learner(folder: Path, learner: Trainable) -> None:
@@ -298,20 +296,11 @@ def _write_learner(folder: Path, learner: Trainable) -> None:
 
 
 _TENSOR = "$tensor"
-"""The only key of what stands for a tensor in ``state.json``: its name in ``state.pt``."""
-
-
-def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    import torch
-
-    tensors: dict[str, Any] = {}
-    _write_json(folder / "state.json", plain(_taken_out(state, tensors)))
-    if tensors:
-        torch.save(tensors, folder / "state.pt")
+"""The key of a reference to a tensor in ``state.json``; the value is its name in ``state.pt``."""
 
 
 def _taken_out(value: Any, tensors: dict[str, Any], at: str = "") -> Any:
-    """*value* with a reference in the place of each tensor, which goes into *tensors*."""
+    """*value* with each tensor replaced by a reference; the tensors are added to *tensors*."""
     if isinstance(value, Mapping):
         return {str(k): _taken_out(v, tensors, f"{at}/{k}") for k, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -323,7 +312,7 @@ def _taken_out(value: Any, tensors: dict[str, Any], at: str = "") -> Any:
 
 
 def _put_back(value: Any, path: Path) -> Any:
-    """*value* with the tensors that it refers to, read from *path* where there are any."""
+    """*value* with each reference replaced by its tensor, read from *path*."""
     tensors: dict[str, Any] = {}
     if path.exists():
         import torch
@@ -339,10 +328,10 @@ def _put_back(value: Any, path: Path) -> Any:
 
 
 def _check_loadable(state: Mapping[str, Any]) -> None:
-    """Small state is read back at once, so that what cannot be resumed fails now and not after the crash.
+    """Read small state back, so that state which cannot be resumed fails now and not after a crash.
 
     Raises:
-        RunError: it holds something that is no plain data or tensor.
+        RunError: the state has a value that is neither plain data nor a tensor.
     """
     import torch
 
@@ -356,7 +345,7 @@ def _check_loadable(state: Mapping[str, Any]) -> None:
 
 
 def _saved_exactly(module: Any, folder: Path) -> bool:
-    """Whether the model folder holds every parameter under its own name and type (not adapters, nor renamed layers)."""
+    """Whether the model folder has every parameter under its own name and type (no adapters, no renamed layers)."""
     if hasattr(module, "get_base_model"):
         return False
     own = module.state_dict()
@@ -376,14 +365,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _load_weights(module: Any, weights: Mapping[str, Any]) -> None:
-    """Copy *weights* into *module*, in place; those that are tied need only one of their names."""
+    """Copy *weights* into *module*, in place; tied tensors need only one of their names."""
     import torch
 
     own = module.state_dict()
     places = {own[name].data_ptr() for name in weights}
     absent = [k for k, v in own.items() if weights and k not in weights and v.data_ptr() not in places]
     if absent:
-        raise KeyError(f"{len(absent)} of its {len(own)} tensors are not there, {absent[0]!r} for one")
+        raise KeyError(f"{len(absent)} of its {len(own)} tensors are missing, such as {absent[0]!r}")
     with torch.no_grad():
         for name, tensor in weights.items():
             own[name].copy_(tensor)
@@ -401,7 +390,7 @@ def generators() -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any]) -> None:
-    """Take up what `generators` gave."""
+    """Restore the *states* that `generators` returned."""
     import numpy
     import torch
 

@@ -1,8 +1,8 @@
-"""What a step tells about the run: plain numbers under dotted names.
+"""The metrics of a step: plain numbers under dotted names.
 
-``loss``, ``entropy``, ``ratio.max`` and so on come from the learner as they are (see `quintain.learning.meter`); the
-rest is computed here from the groups. A number that has nothing to rest on in a step is left out, never made up.
-``docs/health.md`` says what each name means; `quintain.training.alerts` watches them.
+``loss``, ``entropy``, ``ratio.max`` and so on come from the learner unchanged (see `quintain.learning.meter`); the
+others are computed here from the groups. Metrics that do not apply to a step are omitted. ``docs/health.md`` explains
+each name; `quintain.training.alerts` monitors them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..types.transcript import TokenSource, Transcript
 
 Metrics = dict[str, Any]
 TRAINING = ("difficulty", "rollouts", "update", "sync")
-"""Phases whose time is that of training; measuring and saving are not."""
+"""Phases that count as training time; evaluation and checkpoints do not."""
 BINS = 10
 """Bins of the calibration error."""
 
@@ -33,14 +33,14 @@ def step_metrics(
     held_out: Mapping[str, Any] | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> Metrics:
-    """All of a step.
+    """All metrics of a step.
 
     Args:
-        groups: that ran in this step, those rejected included.
-        rejected: how many groups were not accepted, by reason.
-        learned: what the learner said.
-        held_out: accuracy and so on, where it was measured (see `held_out`).
-        seconds: by phase.
+        groups: all groups of the step, with rejected ones.
+        rejected: number of rejected groups, by reason.
+        learned: metrics of the learner.
+        held_out: metrics of an evaluation, if there was one (see `held_out`).
+        seconds: time by phase.
     """
     everything = [r for g in groups for r in g.rollouts]
     valid = [r for r in everything if r.valid]
@@ -59,7 +59,7 @@ def step_metrics(
 
 
 def _of_learner(learned: Mapping[str, float]) -> Metrics:
-    """What the learner said; its counts and its time stand apart from those of the whole step."""
+    """Metrics of the learner; its counts and time get the prefix ``learner.``."""
     out: Metrics = {f"learner.{k}" if k in ("samples", "tokens", "seconds") else k: v for k, v in learned.items()}
     if out.get("learner.seconds", 0) > 0 and "learner.tokens" in out:
         out["learner.tokens_per_second"] = out["learner.tokens"] / out["learner.seconds"]
@@ -67,7 +67,7 @@ def _of_learner(learned: Mapping[str, float]) -> Metrics:
 
 
 def rewards(valid: Sequence[AnyRollout]) -> Metrics:
-    """Mean and spread (standard deviation, ddof 0) of total, outcome, shaping and parts; ``success`` is a share."""
+    """Mean and spread (standard deviation, ddof 0) of total, outcome, shaping and parts; the share ``success``."""
     out = _of("reward", [r.total for r in valid])
     out |= _of("reward.outcome", [r.outcome.total for r in valid if r.outcome])
     if any(r.shaping for r in valid):
@@ -82,7 +82,7 @@ def rewards(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def group_metrics(groups: Sequence[AnyGroup], rejected: Mapping[str, int]) -> Metrics:
-    """How many groups ran and were rejected; the share of those whose outcomes do not differ (all right, all wrong)."""
+    """Number of groups and of rejected ones; share of groups with equal outcomes (all right, all wrong)."""
     out: Metrics = {"groups": len(groups), "groups.rejected": sum(rejected.values())}
     out |= {f"groups.rejected.{reason.replace(' ', '_')}": count for reason, count in sorted(rejected.items())}
     kinds = Counter(_uniform(g) for g in groups if g.valid)
@@ -103,7 +103,7 @@ def _uniform(group: AnyGroup) -> str:
 
 
 def lengths(valid: Sequence[AnyRollout]) -> Metrics:
-    """Tokens that the policy sampled per rollout, of right and wrong answers apart; turns where there are several."""
+    """Sampled tokens per rollout, also by right and wrong answers; turns, if a rollout has several."""
     out: Metrics = {}
     chosen: dict[str, Callable[[AnyRollout], bool]] = {
         "mean": lambda r: True,
@@ -122,7 +122,7 @@ def lengths(valid: Sequence[AnyRollout]) -> Metrics:
 
 
 def confidence(valid: Sequence[AnyRollout]) -> Metrics:
-    """What the policy thought of its own answers when it sampled them; all valid rollouts, rejected groups included.
+    """Confidence of the policy in its answers, over all valid rollouts, with rejected groups.
 
     ``entropy.sampled`` is minus the mean log-prob of all sampled tokens under the sampler, an estimate of its entropy
     per token (the learner's exact ``entropy`` covers only samples that have an advantage). A sample's confidence is
@@ -160,9 +160,7 @@ def _logps(transcript: Transcript) -> list[float]:
 
 
 def terminations(everything: Sequence[AnyRollout]) -> Metrics:
-    """Counts ``termination.<kind>``; ``truncated`` is a share of the valid, ``failed`` (our failures) of all
-    rollouts.
-    """
+    """Counts ``termination.<kind>``; ``truncated`` is a share of the valid rollouts, ``failed`` of all."""
     kinds = Counter(r.termination.kind for r in everything)
     out: Metrics = {f"termination.{kind.value}": count for kind, count in sorted(kinds.items())}
     valid = sum(r.valid for r in everything)
@@ -175,7 +173,7 @@ def terminations(everything: Sequence[AnyRollout]) -> Metrics:
 
 
 def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
-    """Seconds by phase and speed; ``tokens_per_second`` is of sampling."""
+    """Seconds by phase; ``tokens_per_second`` is the speed of sampling."""
     out: Metrics = {"samples": samples, "tokens": tokens}
     out |= {f"seconds.{phase}": value for phase, value in seconds.items()}
     if seconds.get("rollouts", 0) > 0:
@@ -184,11 +182,11 @@ def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
 
 
 def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:
-    """Accuracy (pass@1) with its 95 % interval, over the environments by their *weights*; several also apart, by name.
-    Where tasks were sampled several times, ``pass@k`` too.
+    """Accuracy (pass@1) with its 95 % interval, as the mean over environments by *weights*, and of each environment;
+    ``pass@k`` if tasks were sampled several times.
 
-    ``accuracy`` is ``None`` where no rollout of some environment could tell. The interval of a weighted mean treats the
-    parts as independent: half-widths add in squares, each side by itself.
+    ``accuracy`` is ``None`` if an environment has no valid rollout. The interval of a weighted mean treats the parts as
+    independent: half-widths add in squares, separately for each side.
     """
     share = [w / math.fsum(weights) for w in weights]
     parts = [result.accuracy for result in results]
@@ -241,13 +239,13 @@ def _estimate(e: Estimate | None) -> Metrics:
 
 
 def _reported(valid: Sequence[AnyRollout]) -> Metrics:
-    """What environments said through ``agent.metric``: the mean over the rollouts that said it."""
+    """Metrics that environments report by ``agent.metric``: means over the rollouts that have them."""
     names = sorted({n for r in valid for n in r.metrics})
     return {f"metric.{n}": fmean(r.metrics[n] for r in valid if n in r.metrics) for n in names}
 
 
 def _of_environments(groups: Sequence[AnyGroup]) -> Metrics:
-    """Reward and success by environment, where there are several."""
+    """Reward and success by environment, if there are several."""
     names = sorted({g.environment for g in groups})
     if len(names) < 2:
         return {}
@@ -268,12 +266,12 @@ def _right(rollout: AnyRollout, player: str | None = None) -> bool:
 
 
 def success_of(group: AnyGroup) -> tuple[int, int]:
-    """How many of the valid samples succeeded, and how many there are."""
+    """Number of successful and of all valid samples."""
     return sum(map(_right, group.valid)), len(group.valid)
 
 
 def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
-    """How many episodes failed for reasons of ours, by kind and reason."""
+    """Number of invalid rollouts by kind and reason of termination."""
     return Counter(f"{r.termination.kind}: {r.termination.reason}" for g in groups for r in g.rollouts if not r.valid)
 
 
@@ -288,7 +286,7 @@ def flat(prefix: str, values: Mapping[str, Any]) -> Metrics:
 
 
 def distinct(names: Iterable[str], mark: str = "#") -> list[str]:
-    """*names*, made different from one another by *mark* and a number where one is there twice."""
+    """*names*, with *mark* and a number added to repeated ones."""
     seen: Counter[str] = Counter()
     out = []
     for name in names:
