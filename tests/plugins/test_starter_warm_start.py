@@ -76,7 +76,7 @@ def test_every_text_comes_back(text: str) -> None:
 def test_every_byte_has_a_token() -> None:
     alphabet = ByteLevel.alphabet()
     assert len(alphabet) == 256
-    assert set(alphabet) <= set(TOKENIZER.tokenizer.get_vocab())
+    assert set(alphabet) <= set(TOKENIZER.hf.get_vocab())
 
 
 @given(st.integers(0, 10**30))

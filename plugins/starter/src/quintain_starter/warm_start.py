@@ -146,6 +146,7 @@ async def warm_start(
         tasks = [tasks_of(environment, "dev", settings.tasks) for environment in environments]
         accepted = copy.deepcopy(learner.state_dict())
         while steps < settings.max_steps and inside < settings.settle and halvings <= HALVINGS:
+            # Over the later half of the checks inside the target the rate decays, so that accuracy stays there.
             rate = lr * (1 - DECAY * max(0.0, 2 * inside / settings.settle - 1))
             batches = [list(islice(examples, settings.batch)) for _ in range(settings.check_every)]
             updates = list(supervised_updates(learner, batches, lr=lambda _, rate=rate: rate))
@@ -171,6 +172,7 @@ async def warm_start(
             checks.append(check)
             progress(check)
             if above:
+                # Adam's moments go back with the weights; the examples do not, or the same jump would come again.
                 learner.load_state_dict(copy.deepcopy(accepted))
                 lr /= 2
             else:
