@@ -188,27 +188,27 @@ class Paired:
 
 def alternate(ours: Worker, theirs: Worker, *, rounds: int, warmup: int, **message: Any) -> Paired:
     """Ask both sides in turns; the first *warmup* rounds do not count."""
-    found: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+    results: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
     for round_ in range(-warmup, rounds):
         order = [("ours", ours), ("theirs", theirs)]
         for key, side in order if round_ % 2 else reversed(order):
             answer = side.ask(round=round_ + warmup, **message)
             if round_ >= 0:
-                found[key].append(answer)
-    return Paired(ours=tuple(found["ours"]), theirs=tuple(found["theirs"]))
+                results[key].append(answer)
+    return Paired(ours=tuple(results["ours"]), theirs=tuple(results["theirs"]))
 
 
 def spread(values: Iterable[float]) -> dict[str, Any]:
     """Median, quartiles, extremes and count."""
-    held = sorted(values)
-    quartiles = statistics.quantiles(held, n=4, method="inclusive") if len(held) > 1 else [held[0]] * 3
+    ordered = sorted(values)
+    quartiles = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else [ordered[0]] * 3
     return {
         "median": quartiles[1],
         "q1": quartiles[0],
         "q3": quartiles[2],
-        "min": held[0],
-        "max": held[-1],
-        "n": len(held),
+        "min": ordered[0],
+        "max": ordered[-1],
+        "n": len(ordered),
     }
 
 

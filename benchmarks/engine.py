@@ -164,7 +164,7 @@ def serve(case: Case, threads: int, device: str) -> None:
 def measure(case: Case, args: Any) -> dict[str, Any]:
     """Rounds in turns; each side counts with the batch that suits it best."""
     ways = [(side, batch) for side in ("engine", "generate") for batch in case.batches]
-    found: dict[tuple[str, int], list[dict[str, Any]]] = {way: [] for way in ways}
+    results: dict[tuple[str, int], list[dict[str, Any]]] = {way: [] for way in ways}
     command = [sys.executable, "-m", "benchmarks.engine", "--serve", json.dumps(asdict(case))]
     command += ["--threads", str(args.threads), "--device", args.device]
     rounds = args.rounds or (2 if args.quick else 5)
@@ -173,12 +173,12 @@ def measure(case: Case, args: Any) -> dict[str, Any]:
             for side, batch in ways if round_ % 2 else reversed(ways):
                 answer = child.ask(side=side, batch=batch, round=round_)
                 if round_ >= 0:
-                    found[side, batch].append(answer)
-    speeds = {way: spread(a["per_second"] for a in answers) for way, answers in found.items()}
+                    results[side, batch].append(answer)
+    speeds = {way: spread(a["per_second"] for a in answers) for way, answers in results.items()}
     ours, theirs = (
         max((w for w in ways if w[0] == s), key=lambda w: speeds[w]["median"]) for s in ("engine", "generate")
     )
-    pairs = list(zip(found[ours], found[theirs], strict=True))
+    pairs = list(zip(results[ours], results[theirs], strict=True))
     return {
         "aim": case.aim,
         "tokens_per_second": {f"{side} {batch}": speed for (side, batch), speed in speeds.items()},
@@ -201,8 +201,8 @@ def main() -> None:
     for case in QUICK if args.quick else _cases():
         if args.only and args.only not in case.name:
             continue
-        found = figures[case.name] = measure(case, args)
-        print(f"{case.name}: {shown(found['ratio'], 'x')}", file=sys.stderr, flush=True)
+        results = figures[case.name] = measure(case, args)
+        print(f"{case.name}: {shown(results['ratio'], 'x')}", file=sys.stderr, flush=True)
     rows = [
         (
             name,

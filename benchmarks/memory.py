@@ -111,19 +111,19 @@ def main() -> None:
         name = f"{tokens} tokens, hidden {hidden}, {dtype}"
         if args.only and args.only not in name:
             continue
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
         for way in WAYS:
             with Worker(
                 way,
                 [sys.executable, "-m", "benchmarks.memory", "--serve", "1", "--threads", str(args.threads)],
                 args.threads,
             ) as child:
-                found[way] = child.ask(
+                results[way] = child.ask(
                     way=way, tokens=tokens, hidden=hidden, dtype=dtype, device=args.device, vocabulary=VOCABULARY
                 )
-        found["ratio"] = {way: found[way]["bytes"] / found["chunked"]["bytes"] for way in WAYS}
-        figures[name] = found
-        print(json.dumps(found), file=sys.stderr, flush=True)
+        results["ratio"] = {way: results[way]["bytes"] / results["chunked"]["bytes"] for way in WAYS}
+        figures[name] = results
+        print(json.dumps(results), file=sys.stderr, flush=True)
     rows = [
         (
             name,

@@ -89,16 +89,16 @@ def _tokenizer(words: Sequence[str]):  # type: ignore[no-untyped-def]
 def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]:  # type: ignore[no-untyped-def]
     found: list[str] = []
     while len(found) < PROMPTS:
-        wanted, text = rng.randint(*PROMPT_TOKENS), ""
+        length, text = rng.randint(*PROMPT_TOKENS), ""
         while True:
             text = f"{text} {rng.choice(words)}".strip()
             messages = [{"role": "user", "content": text}]
             size = len(
                 tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
             )
-            if size >= wanted:
+            if size >= length:
                 break
-        if size == wanted:
+        if size == length:
             found.append(text)
     return found
 

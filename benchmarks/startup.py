@@ -73,12 +73,12 @@ def main() -> None:
     bare = times["python -c pass"]
     figures: dict[str, Any] = {
         name: {
-            "milliseconds": spread(1000 * x for x in found),
-            "ratio": spread(x / b for x, b in zip(found, bare, strict=True)),
-            "added_milliseconds": spread(1000 * (x - b) for x, b in zip(found, bare, strict=True)),
+            "milliseconds": spread(1000 * x for x in measured),
+            "ratio": spread(x / b for x, b in zip(measured, bare, strict=True)),
+            "added_milliseconds": spread(1000 * (x - b) for x, b in zip(measured, bare, strict=True)),
             "gate_seconds": GATES.get(name),
         }
-        for name, found in times.items()
+        for name, measured in times.items()
     }
     rows = [
         (

@@ -106,8 +106,8 @@ def main() -> None:
     figures: dict[str, Any] = {}
     cases = QUICK if args.quick else CASES if not args.only else [c for c in (*CASES, *LARGE) if args.only in c.name]
     for case in cases:
-        found = figures[case.name] = measure(case, args)
-        print(f"{case.name}: {shown(found['ratio'], 'x')}", file=sys.stderr, flush=True)
+        result = figures[case.name] = measure(case, args)
+        print(f"{case.name}: {shown(result['ratio'], 'x')}", file=sys.stderr, flush=True)
     head = (
         "model, precision, new tokens",
         "TRL s/step",

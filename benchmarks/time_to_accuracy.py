@@ -58,10 +58,10 @@ def trial(side: str, model: Path, seed: int, lr: float, args: Any) -> dict[str, 
     with Worker(side, command, args.threads) as worker:
         curve = worker.about["curve"]
     arrived = next((point for point in curve if point["accuracy"] >= args.target), None)
-    found = {"seed": seed, "lr": lr, "curve": curve, "best": max((p["accuracy"] for p in curve), default=0.0)}
-    found |= {"seconds": arrived["seconds"], "step": arrived["step"]} if arrived else {"seconds": None, "step": None}
-    print(side, {k: v for k, v in found.items() if k != "curve"}, file=sys.stderr, flush=True)
-    return found
+    results = {"seed": seed, "lr": lr, "curve": curve, "best": max((p["accuracy"] for p in curve), default=0.0)}
+    results |= {"seconds": arrived["seconds"], "step": arrived["step"]} if arrived else {"seconds": None, "step": None}
+    print(side, {k: v for k, v in results.items() if k != "curve"}, file=sys.stderr, flush=True)
+    return results
 
 
 def best_rate(trials: list[dict[str, Any]]) -> float:
@@ -97,7 +97,7 @@ def from_quickstart(args: Any) -> None:
     recipe = Recipe.load(ROOT / "core/quintain/recipes/quickstart.toml")
     task = recipe.environments[0]
     target = current().find("environment", task.use).target
-    found = {
+    results = {
         "environment": target,
         "environment_args": json.dumps(task.args),
         "start_args": json.dumps(recipe.model.start.args),
@@ -106,7 +106,7 @@ def from_quickstart(args: Any) -> None:
         "max_tokens": recipe.sampling.max_tokens,
         "lrs": [round(recipe.learner.lr * factor, 12) for factor in (1 / 3, 1, 3)],
     }
-    vars(args).update({key: value for key, value in found.items() if getattr(args, key) is None})
+    vars(args).update({key: value for key, value in results.items() if getattr(args, key) is None})
 
 
 def main() -> None:
@@ -135,11 +135,11 @@ def main() -> None:
     for number, (seed, lr) in enumerate((s, lr) for s in range(args.seeds) for lr in args.lrs):
         for side in list(SIDES)[:: 1 if number % 2 else -1]:
             trials[side].append(trial(side, model, seed, lr, args))
-    rates = {side: best_rate(found) for side, found in trials.items()}
-    chosen = {side: [t for t in found if t["lr"] == rates[side]] for side, found in trials.items()}
+    rates = {side: best_rate(results) for side, results in trials.items()}
+    chosen = {side: [t for t in results if t["lr"] == rates[side]] for side, results in trials.items()}
     arrived = [(o, t) for o, t in zip(chosen["ours"], chosen["theirs"], strict=True) if o["seconds"] and t["seconds"]]
     figures: dict[str, Any] = {"best_lr": rates, "trials": trials, "arrived": len(arrived)}
-    rows = [row(side, rates[side], found) for side, found in chosen.items()]
+    rows = [row(side, rates[side], results) for side, results in chosen.items()]
     if arrived:
         figures["ratio"] = spread(t["seconds"] / o["seconds"] for o, t in arrived)
         rows.append(("ratio", "", "", shown(figures["ratio"], "x"), "aim 2x"))

@@ -78,13 +78,13 @@ def _trained(name: str, seed: int, steps: int, xs: Sequence[int]) -> list[float]
     old = logits.detach().clone()
     optimizer = torch.optim.SGD([logits], lr=RATE)
     draw = generator(seed, 1)
-    found = []
+    results = []
     for step in range(steps + 1):
         if step in xs:
-            found.append(float(logits.detach().softmax(-1)[0, 0]))
+            results.append(float(logits.detach().softmax(-1)[0, 0]))
         played = _rewarded(play(World.bandit(1, 2), old, [0], GROUP, draw))
         learn(VARIANTS[name], lambda: logits, optimizer, played, 1)
-    return found
+    return results
 
 
 def _rewarded(played: Played) -> Played:

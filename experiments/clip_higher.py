@@ -38,29 +38,29 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         "among": "entropy among the right answers (nats)",
         "clipped": "share of tokens clipped above, over the updates",
     }
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in titles}
+    results: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in titles}
     for seed in seeds:
         for name in VARIANTS:
             for what, values in _trained(name, seed, steps).items():
-                found[what][name].append(values)
+                results[what][name].append(values)
     panels = {
-        what: Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in found[what].items()])
+        what: Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results[what].items()])
         for what, t in titles.items()
     }
     base = "clip 0.2 / 0.2"
     contrasts: dict[str, list[float]] = {}
-    level = min(LEVEL, min(max(row) for rows in found["success"].values() for row in rows))
+    level = min(LEVEL, min(max(row) for rows in results["success"].values() for row in rows))
     for name in list(VARIANTS)[1:]:
         for what in ("entropy", "among"):
             contrasts[f"{titles[what]} at step {steps}, {name} less {base}"] = differences(
                 panels[what].line(name), panels[what].line(base)
             )
             contrasts[f"{titles[what]} at success {level:.2g}, {name} less {base}"] = [
-                _at(found["success"][name][i], found[what][name][i], level)
-                - _at(found["success"][base][i], found[what][base][i], level)
+                _at(results["success"][name][i], results[what][name][i], level)
+                - _at(results["success"][base][i], results[what][base][i], level)
                 for i in range(len(seeds))
             ]
-    first = {name: [sum(row[1:11]) / len(row[1:11]) for row in rows] for name, rows in found["clipped"].items()}
+    first = {name: [sum(row[1:11]) / len(row[1:11]) for row in rows] for name, rows in results["clipped"].items()}
     contrasts |= {f"share clipped above in the first ten steps, {name}": v for name, v in first.items()}
     settings = {"prompts": PROMPTS, "actions": ACTIONS, "right": RIGHT, "group_size": GROUP_SIZE, "epochs": EPOCHS}
     return Report(panels=list(panels.values()), contrasts=contrasts, settings={**settings, "lr": RATE, "steps": steps})

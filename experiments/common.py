@@ -102,7 +102,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> Report:
     words = list(sys.argv[1:] if argv is None else argv)
     command = " ".join(["python", "-m", f"experiments.{name}", *words])
     date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")
-    (out / f"{name}.json").write_text(json.dumps(told(report, command, date, len(seeds), seconds), indent=1) + "\n")
+    (out / f"{name}.json").write_text(json.dumps(to_json(report, command, date, len(seeds), seconds), indent=1) + "\n")
     (out / f"{name}.png").write_bytes(picture(report, f"{command} · {date} · {len(seeds)} seeds"))
     for line in table(report):
         print(line)
@@ -110,7 +110,7 @@ def main(study: Study, argv: Sequence[str] | None = None) -> Report:
     return report
 
 
-def told(report: Report, command: str, date: str, seeds: int, seconds: float) -> dict[str, Any]:
+def to_json(report: Report, command: str, date: str, seeds: int, seconds: float) -> dict[str, Any]:
     """The report as plain data: means and 95 % intervals, at the end and along each curve."""
     panels = {
         f"{p.title}, by {p.xlabel}": {

@@ -33,21 +33,21 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     """Mean length of right and of wrong answers, and the share of wrong ones that hit the limit."""
     steps = 10 if quick else STEPS
     xs = list(range(0, steps + 1, 10))
-    found: dict[str, dict[str, list[list[float]]]] = {
+    results: dict[str, dict[str, list[list[float]]]] = {
         what: {name: [] for name in VARIANTS} for what in ("wrong", "right", "gap")
     }
     for seed in seeds:
         for name in VARIANTS:
             wrong, right = _trained(name, seed, steps, xs)
-            found["wrong"][name].append(wrong)
-            found["right"][name].append(right)
-            found["gap"][name].append([w - r for w, r in zip(wrong, right, strict=True)])
+            results["wrong"][name].append(wrong)
+            results["right"][name].append(right)
+            results["gap"][name].append([w - r for w, r in zip(wrong, right, strict=True)])
     titles = {"wrong": "expected length of wrong answers", "right": "expected length of right answers"}
     panels = [
-        Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in found[what].items()])
+        Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results[what].items()])
         for what, t in titles.items()
     ]
-    gaps = Panel(title="", xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in found["gap"].items()])
+    gaps = Panel(title="", xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results["gap"].items()])
     constant = gaps.line("constant (Dr. GRPO)")
     others = [line for line in gaps.lines if line is not constant]
     return Report(

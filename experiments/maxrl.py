@@ -31,23 +31,23 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 5 if quick else STEPS
     xs = list(range(0, steps + 1, 10 if not quick else 5))
     names = ("train", "held out", "start", "pass@1", "log")
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
+    results: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
     for seed in seeds:
         for name in VARIANTS:
             for what, values in _trained(name, seed, steps, xs).items():
-                found[what][name].append(values)
-    before = Line(label="before", x=KS, values=next(iter(found.pop("start").values())), style="--")
+                results[what][name].append(values)
+    before = Line(label="before", x=KS, values=next(iter(results.pop("start").values())), style="--")
     panels = [
         Panel(
             title=f"pass@k on {where} prompts",
             xlabel="k",
-            lines=[*(Line(label=n, x=KS, values=v) for n, v in found[key].items()), before],
+            lines=[*(Line(label=n, x=KS, values=v) for n, v in results[key].items()), before],
             log_x=True,
         )
         for key, where in (("held out", "held-out"), ("train", "training"))
     ]
     panels += [
-        Panel(title=title, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in found[key].items()])
+        Panel(title=title, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results[key].items()])
         for key, title in (("pass@1", "pass@1 on held-out prompts"), ("log", "mean log success on training prompts"))
     ]
     base = "R - mean (Dr. GRPO)"

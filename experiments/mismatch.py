@@ -137,8 +137,8 @@ def _bias(algorithm: Algorithm, seed: int, offset: float) -> float:
     """
     theta, mu = _logits(seed, offset)
     rewards = (torch.rand(ACTIONS, dtype=torch.float64, generator=generator(seed, 12)) < 0.5).double()
-    held = theta.clone().requires_grad_()
-    logp, mu_logp = held.log_softmax(-1), mu.log_softmax(-1)
+    parameter = theta.clone().requires_grad_()
+    logp, mu_logp = parameter.log_softmax(-1), mu.log_softmax(-1)
     places = torch.arange(ACTIONS)
     terms = LossInputs(
         logp=logp,
@@ -150,7 +150,7 @@ def _bias(algorithm: Algorithm, seed: int, offset: float) -> float:
         group=torch.zeros_like(places),
         ratio_to=algorithm.ratio_to,
     )
-    (update,) = torch.autograd.grad(-weighted_loss(algorithm, terms, mu_logp.exp()).loss, held)
+    (update,) = torch.autograd.grad(-weighted_loss(algorithm, terms, mu_logp.exp()).loss, parameter)
     free = theta.clone().requires_grad_()
     (truth,) = torch.autograd.grad((free.softmax(-1) * rewards).sum(), free)
     return float((update - truth).norm() / truth.norm())

@@ -59,27 +59,27 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     steps = 5 if quick else STEPS
     xs = list(range(0, steps + 1, 10 if not quick else 5))
     names = ("pass@k", "start", "success", "entropy", "largest")
-    found: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
+    results: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
     for seed in seeds:
         for name in VARIANTS:
             for what, values in _trained(name, seed, steps, xs).items():
-                found[what][name].append(values)
-    before = Line(label="before", x=KS, values=next(iter(found.pop("start").values())), style="--")
+                results[what][name].append(values)
+    before = Line(label="before", x=KS, values=next(iter(results.pop("start").values())), style="--")
     titles = {"success": "success on held-out prompts", "entropy": "entropy on held-out prompts (nats)"}
     panels = [
-        Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in found[key].items()])
+        Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results[key].items()])
         for key, t in titles.items()
     ]
     passes = Panel(
         title="pass@k on held-out prompts after training",
         xlabel="k",
-        lines=[*(Line(label=n, x=KS, values=v) for n, v in found["pass@k"].items()), before],
+        lines=[*(Line(label=n, x=KS, values=v) for n, v in results["pass@k"].items()), before],
         log_x=True,
     )
     spread = Panel(
         title="share of the likeliest right action among right ones",
         xlabel="step",
-        lines=[Line(label=n, x=xs, values=v) for n, v in found["largest"].items()],
+        lines=[Line(label=n, x=xs, values=v) for n, v in results["largest"].items()],
     )
     both = "both, R - mean"
     contrasts = {

@@ -39,13 +39,13 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     panels = []
     contrasts: dict[str, list[float]] = {}
     for rate in RATES:
-        found: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
+        results: dict[str, list[list[float]]] = {name: [] for name in VARIANTS}
         for seed in seeds:
-            for name, values in found.items():
+            for name, values in results.items():
                 values.append([_trained(name, seed, staleness, steps, rate) for staleness in STALENESS])
         # Seeds differ in their tasks by more than any method does: what staleness 0 reached is taken off, seed by seed.
-        fresh = [row[0] for row in found["no correction"]]
-        costs = {n: [[x - f for x in row] for row, f in zip(v, fresh, strict=True)] for n, v in found.items()}
+        fresh = [row[0] for row in results["no correction"]]
+        costs = {n: [[x - f for x in row] for row, f in zip(v, fresh, strict=True)] for n, v in results.items()}
         lines = [Line(label=name, x=STALENESS, values=values) for name, values in costs.items()]
         panel = Panel(
             title=f"mean success less that of staleness 0, lr {rate:g}", xlabel="staleness (versions)", lines=lines

@@ -179,16 +179,16 @@ def learn(
     batch = played.batch(longest)
     at = (played.state, played.token)
     with torch.no_grad():
-        held = table().log_softmax(-1)
-        prox = held[at]
-        probs = held.exp()
+        parameter = table().log_softmax(-1)
+        prox = parameter[at]
+        probs = parameter.exp()
     statistics = {"mu_logp": played.logp, "prox_logp": prox, "square": probs.square().sum(-1)[played.state]}
     step = Step(batch=batch, rewards=played.rewards, statistics=statistics)
     values = algorithm.advantage(step)
     advantage = torch.as_tensor(values, dtype=torch.float64)
     if len(advantage) != len(played.owner) or not isinstance(values, Tensor):
         advantage = advantage[played.owner]
-    told: dict[str, list[float]] = {}
+    metrics: dict[str, list[float]] = {}
     for _ in range(algorithm.epochs):
         for part in batch.minibatches(algorithm.minibatches):
             optimizer.zero_grad()
@@ -196,8 +196,8 @@ def learn(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             for name, value in shares.items():
-                told.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in told.items()}
+                metrics.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in metrics.items()}
 
 
 def _loss(

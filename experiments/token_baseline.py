@@ -119,17 +119,17 @@ def _reward(logits: Tensor) -> Tensor:
 
 
 def _gradient(logits: Tensor) -> Tensor:
-    held = logits.detach().clone().requires_grad_()
-    return torch.autograd.grad(_reward(held), held)[0]
+    parameter = logits.detach().clone().requires_grad_()
+    return torch.autograd.grad(_reward(parameter), parameter)[0]
 
 
 def _update(name: str, logits: Tensor, draw: torch.Generator) -> Tensor:
     """The step that one group asks for, as an estimate of the gradient of the expected reward."""
     algorithm, group_size = METHODS[name]
-    held = logits.detach().clone().requires_grad_()
-    optimizer = torch.optim.SGD([held], lr=1.0)
-    learn(algorithm, lambda: held, optimizer, _rewarded(play(_world(), logits, [0], group_size, draw)), LENGTH)
-    return held.detach() - logits
+    parameter = logits.detach().clone().requires_grad_()
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    learn(algorithm, lambda: parameter, optimizer, _rewarded(play(_world(), logits, [0], group_size, draw)), LENGTH)
+    return parameter.detach() - logits
 
 
 def _noise(name: str, kind: str, seed: int, draws: int) -> tuple[float, float]:
@@ -141,9 +141,9 @@ def _noise(name: str, kind: str, seed: int, draws: int) -> tuple[float, float]:
     logits = _start(seed, kind)
     truth = _gradient(logits)
     draw = generator(seed, 6)
-    found = torch.stack([_update(name, logits, draw) for _ in range(draws)])
-    mean = found.mean(0)
-    variance = float((found - mean).square().sum() / max(1, draws - 1))
+    updates = torch.stack([_update(name, logits, draw) for _ in range(draws)])
+    mean = updates.mean(0)
+    variance = float((updates - mean).square().sum() / max(1, draws - 1))
     along = float((mean * truth).sum() / truth.norm())
     length = max(0.0, float(mean.square().sum()) - variance / draws) ** 0.5  # without the noise of the mean itself
     return variance**0.5 / along, min(1.0, along / length) if length else 1.0

@@ -28,13 +28,13 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     panels: list[Panel] = []
     contrasts: dict[str, list[float]] = {}
     for skill, who in ((0.35, "weak"), (0.8, "strong")):
-        found = {name: [_trained(name, seed, skill, steps) for seed in seeds] for name in METHODS}
+        results = {name: [_trained(name, seed, skill, steps) for seed in seeds] for name in METHODS}
         xs = list(range(0, steps + 1, 2))
-        by_step = [Line(label=n, x=xs, values=[[r[1][x] for x in xs] for r in runs]) for n, runs in found.items()]
-        most = min(run[0][-1] for runs in found.values() for run in runs)
+        by_step = [Line(label=n, x=xs, values=[[r[1][x] for x in xs] for r in runs]) for n, runs in results.items()]
+        most = min(run[0][-1] for runs in results.values() for run in runs)
         grid = [most * i / GRID for i in range(GRID + 1)]
         by_sample = [
-            Line(label=n, x=grid, values=[[_at(r, x) for x in grid] for r in runs]) for n, runs in found.items()
+            Line(label=n, x=grid, values=[[_at(r, x) for x in grid] for r in runs]) for n, runs in results.items()
         ]
         panels.append(Panel(title=f"success, {who} beginner", xlabel="step", lines=by_step))
         panels.append(Panel(title=f"success, {who} beginner", xlabel="samples", lines=by_sample))
@@ -45,7 +45,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
                     sum(a) / len(a) - sum(b) / len(b) for a, b in zip(one.values, other.values, strict=True)
                 ]
         contrasts[f"{who}: samples a step of dynamic sampling, over those of all groups"] = [
-            run[0][-1] / (steps * PROMPTS * GROUP_SIZE) for run in found["dynamic sampling"]
+            run[0][-1] / (steps * PROMPTS * GROUP_SIZE) for run in results["dynamic sampling"]
         ]
     return Report(
         panels=panels,
@@ -78,9 +78,9 @@ def _trained(name: str, seed: int, skill: float, steps: int) -> tuple[list[int],
             prompts = torch.randperm(len(pupil.train), generator=draw)[: PROMPTS - groups].tolist()
             played = pupil.scored(play(pupil.world, pupil.table().detach(), prompts, GROUP_SIZE, draw))
             samples += len(played.rewards)
-            if (kept := accepted(algorithm, played)) is not None:
-                parts.append(kept)
-                groups += len(kept.groups())
+            if (accepted_part := accepted(algorithm, played)) is not None:
+                parts.append(accepted_part)
+                groups += len(accepted_part.groups())
             if groups >= PROMPTS:
                 break
         if parts:

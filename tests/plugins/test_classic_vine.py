@@ -63,7 +63,7 @@ class Sampling3:
         for n, (i, engine) in enumerate(wanted):
             assert isinstance(engine, Continued)
             said = (await engine.sample(PROMPT, Sampling(seed=self.seed + i, max_tokens=3))).ids
-            self.heard.append((i, engine.said, said))
+            self.heard.append((i, engine.tokens, said))
             ours = Termination(TerminationKind.REWARD_ERROR, "broken") if n in self.broken else Termination()
             out.append(Rollout(task=Task(prompt="?"), termination=ours, outcome=Score(value=float(REWARD[said]))))
         return out
@@ -72,7 +72,7 @@ class Sampling3:
 async def exact(wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
     """Gives every continuation what continuations get on average."""
     task = Task(prompt="?")
-    return [Rollout(task=task, outcome=Score(value=value(e.said))) for _, e in wanted if isinstance(e, Continued)]
+    return [Rollout(task=task, outcome=Score(value=value(e.tokens))) for _, e in wanted if isinstance(e, Continued)]
 
 
 def step_of(*replies: tuple[int, ...], **fields: Any) -> Step:
@@ -184,11 +184,11 @@ def test_lines_end_steps() -> None:
     """After every token with a line break, but never after the last one."""
     engine = ScriptedEngine()
     said = tuple(engine.tokenizer.encode("a\nbc\n\nd\n"))
-    answer = Answer(start=(1,), said=said, total=1.0)
+    answer = Answer(start=(1,), tokens=said, total=1.0)
     assert answer.cuts(engine, "lines", 100) == [0, 2, 5, 6]
     assert answer.cuts(engine, "tokens", 3) == [0, 3, 6]
     assert answer.cuts(engine, "tokens", 8) == [0]
-    assert Answer(start=(1,), said=(), total=0.0).cuts(engine, "lines", 1) == []
+    assert Answer(start=(1,), tokens=(), total=0.0).cuts(engine, "lines", 1) == []
 
 
 def test_samples_without_tokens_have_no_advantage_to_give() -> None:

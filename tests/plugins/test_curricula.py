@@ -213,7 +213,7 @@ def test_kept_tasks_that_are_gone_are_noticed() -> None:
     """A checkpoint whose tasks are not there any more cannot be resumed."""
     c = Curriculum([Finite(size=7)], names=["mine"])
     c.keep([[t.id for t in c.candidates()[0][:2]]])
-    with pytest.raises(RunError, match="1 of the 2 tasks of 'mine' that were kept after probing are not there"):
+    with pytest.raises(RunError, match="1 of the 2 tasks of 'mine' that the difficulty filter kept are missing"):
         Curriculum([Finite(size=6)], names=["mine"]).restore(
             {**c.state(), "kept": [[Task(prompt="f0", level=0).id, Task(prompt="gone").id]]}
         )

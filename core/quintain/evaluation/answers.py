@@ -16,7 +16,7 @@ def final_answer(reply: str) -> str | None:
     """
     marked = _boxed(reply)
     if marked is None:
-        marked = next((found[-1] for p in _MARKED if (found := p.findall(reply))), None)
+        marked = next((matches[-1] for p in _MARKED if (matches := p.findall(reply))), None)
     if marked is not None:
         return _normal(marked)
     line = next((x for x in reversed(reply.splitlines()) if x.strip()), "")

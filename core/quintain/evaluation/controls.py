@@ -48,12 +48,12 @@ class ControlEngine(Engine):
         if self._task is None:
             raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
         try:
-            said = getattr(self._environment, self.control)(self._task, messages)
-            if inspect.isawaitable(said):
-                said = await said
+            answer = getattr(self._environment, self.control)(self._task, messages)
+            if inspect.isawaitable(answer):
+                answer = await answer
         except Exception as e:
             where = f"{type(self._environment).__name__}.{self.control}"
             raise EnvironmentFault(f"the control {where} failed: {said_by(e)}") from e
-        if isinstance(said, (str, Reply)):
-            return said if isinstance(said, Reply) else Reply(text=said)
-        raise EnvironmentFault(f"the control {self.control!r} gave {said!r}; expected text or a Reply")
+        if isinstance(answer, (str, Reply)):
+            return answer if isinstance(answer, Reply) else Reply(text=answer)
+        raise EnvironmentFault(f"the control {self.control!r} gave {answer!r}; expected text or a Reply")

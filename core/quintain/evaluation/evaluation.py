@@ -82,7 +82,7 @@ class Evaluation:
         return tuple(self._result(g) for g in self.groups)
 
     def _result(self, group: AnyGroup) -> TaskResult:
-        outcomes = [_verdict(r) for r in group.valid]
+        outcomes = [_outcome(r) for r in group.valid]
         answers = tuple(
             (self.answer_of(r), float(reaches(v, self.success))) for r, v in zip(group.valid, outcomes, strict=True)
         )
@@ -313,7 +313,7 @@ def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
     return tuple(sorted({1, *ks})) if ks else default_ks(samples)
 
 
-def _verdict(rollout: AnyRollout) -> float:
+def _outcome(rollout: AnyRollout) -> float:
     """What the outcome gives the policy's own player."""
     return rollout.outcome.of_player("") if rollout.outcome else 0.0
 

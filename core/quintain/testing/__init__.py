@@ -8,7 +8,7 @@
         environment = Mine
 
     def test_right_answer():
-        assert found.score(rollout(task, "42")).total == 1
+        assert reward.score(rollout(task, "42")).total == 1
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
 
     turns, messages = [], messages_of(task.prompt)
     for text in texts:
-        said = parse(text, tools="<tool_call>" in text)
-        turns.append(Turn(text=text, reply=said.reply, reasoning=said.reasoning, calls=said.calls))
-        messages.append(Message("assistant", said.reply, reasoning=said.reasoning, calls=said.calls))
-    given = {"turns": tuple(turns), "messages": tuple(messages), **fields}
-    return Rollout(task=task, result=result, **given)
+        parsed = parse(text, tools="<tool_call>" in text)
+        turns.append(Turn(text=text, reply=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls))
+        messages.append(Message("assistant", parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls))
+    values = {"turns": tuple(turns), "messages": tuple(messages), **fields}
+    return Rollout(task=task, result=result, **values)
 
 
 def run_episode(
@@ -93,9 +93,9 @@ def run_episode(
     from ..types.sampling import Sampling
     from .scripted import ScriptedEngine
 
-    speaker = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
+    policy = engine if isinstance(engine, Engine) else ScriptedEngine(replies=engine)
     context = RolloutContext(
-        engine=speaker,
+        engine=policy,
         sampling=sampling or Sampling(),
         services=services or {},
         run_seed=seed,

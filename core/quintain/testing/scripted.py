@@ -124,13 +124,13 @@ def _cut(
     ids: list[int], finish: Finish, stop: int | str | None, sampling: Sampling
 ) -> tuple[list[int], Finish, int | str | None]:
     """End where the first stop id or stop string is complete."""
-    said = bytearray()
+    text_so_far = bytearray()
     for n, token in enumerate(ids, 1):
         if token in sampling.stop_ids:
             return ids[:n], "stop", token
-        said = said + bytes([token]) if token < 256 else bytearray()
+        text_so_far = text_so_far + bytes([token]) if token < 256 else bytearray()
         for text in sampling.stop:
-            if said.endswith(text.encode()):
+            if text_so_far.endswith(text.encode()):
                 return ids[:n], "stop", text
     return ids, finish, stop
 

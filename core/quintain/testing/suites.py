@@ -107,11 +107,11 @@ class EnvironmentSuite(_Suite):
 
     def build(self) -> Environment[Any, Any]:
         """A fresh instance, configured and with its services."""
-        made = self.environment
-        if isinstance(made, Environment):
-            return made
-        made = load("environment", made) if isinstance(made, str) else made
-        built: Environment[Any, Any] = bind(made, self.args, self._started, who="the environment")
+        environment = self.environment
+        if isinstance(environment, Environment):
+            return environment
+        environment = load("environment", environment) if isinstance(environment, str) else environment
+        built: Environment[Any, Any] = bind(environment, self.args, self._started, who="the environment")
         return built
 
     def tasks(self, split: str, n: int | None = None) -> list[Task]:
@@ -135,9 +135,9 @@ class EnvironmentSuite(_Suite):
 
     def test_every_split_has_tasks(self) -> None:
         for split in self.splits:
-            found = self.tasks(split, 1)
-            assert found, f"the split {split!r} has no tasks"
-            assert isinstance(found[0], Task), f"{split!r} yields {type(found[0]).__name__}; expected a Task"
+            tasks = self.tasks(split, 1)
+            assert tasks, f"the split {split!r} has no tasks"
+            assert isinstance(tasks[0], Task), f"{split!r} yields {type(tasks[0]).__name__}; expected a Task"
 
     def test_tasks_are_the_same_each_time(self) -> None:
         for split in self.splits:
@@ -185,9 +185,9 @@ class EnvironmentSuite(_Suite):
                 where = f"control {name!r} on task {r.task.id} ({r.task.prompt!r:.200})"
                 assert r.valid, f"{where} ended with {r.termination.kind}: {r.termination.reason}"
                 assert r.outcome is not None
-                got, said = r.outcome.total, f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
-                assert scores != "max" or reaches(got, self.highest), f"{where} {said} {self.highest}"
-                assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, f"{where} {said} {self.lowest}"
+                got, message = r.outcome.total, f"scored {r.outcome.total} with {r.reply!r:.200}; expected"
+                assert scores != "max" or reaches(got, self.highest), f"{where} {message} {self.highest}"
+                assert scores != "min" or got <= self.lowest + SCORE_TOLERANCE, f"{where} {message} {self.lowest}"
 
     def test_odd_replies_break_nothing(self) -> None:
         tasks = self.tasks(self.splits[0], 2)

@@ -29,22 +29,22 @@ class Problem(Task):
 @reward(range=(0, 1))
 def right_number(rollout: Rollout[Task, Any]) -> Score:
     """1 where the reply ends in ``#### n`` with the right whole number *n*, and holds no other ``####``."""
-    said = final_answer(rollout.reply)
-    if said is None:
+    answer = final_answer(rollout.reply)
+    if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
-    if said == str(rollout.task.answer):
+    if answer == str(rollout.task.answer):
         return Score(value=1.0)
-    return Score(value=0.0, reason=f"{said[:40]!r} is not {rollout.task.answer}")
+    return Score(value=0.0, reason=f"{answer[:40]!r} is not {rollout.task.answer}")
 
 
 @reward(range=(0, 1))
 def right_digits(rollout: Rollout[Task, Any]) -> float:
     """Share of the digits of the marked answer that are right, counted from the right as the columns are worked."""
-    said, wanted = final_answer(rollout.reply) or "", str(rollout.task.answer)
-    if not said.lstrip("-").isdigit():
+    answer, correct = final_answer(rollout.reply) or "", str(rollout.task.answer)
+    if not answer.lstrip("-").isdigit():
         return 0.0
-    same = sum(a == b for a, b in zip(reversed(said), reversed(wanted), strict=False))
-    return same / max(len(said), len(wanted))
+    same = sum(a == b for a, b in zip(reversed(answer), reversed(correct), strict=False))
+    return same / max(len(answer), len(correct))
 
 
 class Arithmetic(Environment[Problem, None]):

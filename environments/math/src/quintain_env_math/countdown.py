@@ -42,11 +42,11 @@ class Part:
 @reward(range=(0, 1))
 def reaches_target(rollout: Rollout[Numbers, None]) -> Score:
     """1 where the marked expression uses each given number exactly once and equals the target."""
-    said = final_answer(rollout.reply)
-    if said is None:
+    answer = final_answer(rollout.reply)
+    if answer is None:
         return Score(value=0.0, reason=f"expected one {MARK!r}")
     try:
-        value, used = evaluate(said)
+        value, used = evaluate(answer)
     except ValueError as e:
         return Score(value=0.0, reason=str(e))
     if sorted(used) != sorted(rollout.task.numbers):

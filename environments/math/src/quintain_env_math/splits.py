@@ -10,7 +10,7 @@ from typing import TypeVar
 P = TypeVar("P")
 
 SHARE = 10
-"""One problem in so many is ``dev``, one is ``test``, the others are ``train``."""
+"""One problem in this many is ``dev``, one is ``test``, the others are ``train``."""
 
 PATIENCE = 200
 """Draws for each task of a finite split before it counts as exhausted (a level may have few distinct problems)."""

@@ -145,9 +145,9 @@ def reinforce_pp(
     out = torch.zeros_like(value)
     for indices in advantages.parts_of(step, over):
         part = torch.isin(sample, torch.tensor(indices))
-        held = value[part]
-        if not advantages.is_constant(held.tolist(), tolerance):
-            out[part] = (held - held.mean()) / (held.std(correction=0) + epsilon)
+        part_value = value[part]
+        if not advantages.is_constant(part_value.tolist(), tolerance):
+            out[part] = (part_value - part_value.mean()) / (part_value.std(correction=0) + epsilon)
     return out
 
 

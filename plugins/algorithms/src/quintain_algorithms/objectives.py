@@ -131,15 +131,15 @@ def mirror_descent(t: LossInputs, *, tau: float = 0.1) -> Tensor:
     return (t.sample_mean(t.advantage) - tau * d).square() / (2 * tau)
 
 
-def _of_samples(t: LossInputs, terms: Tensor, told: dict[str, Tensor]) -> WithMetrics:
+def _of_samples(t: LossInputs, terms: Tensor, shares: dict[str, Tensor]) -> WithMetrics:
     """Shares of clipped samples are told token by token, so that they weigh as their lengths do."""
-    return terms, {name: t.spread(value) for name, value in told.items()}
+    return terms, {name: t.spread(value) for name, value in shares.items()}
 
 
 def _masked(t: LossInputs, above: Tensor, below: Tensor, cap: float) -> WithMetrics:
     ratio = t.ratio().detach().clamp(max=cap)
-    kept = ~(above | below)
-    return -ratio * t.advantage * t.logp * kept, {"clip_low": below, "clip_high": above}
+    trained = ~(above | below)
+    return -ratio * t.advantage * t.logp * trained, {"clip_low": below, "clip_high": above}
 
 
 def _ratio_to_logp(t: LossInputs) -> Tensor:

@@ -90,10 +90,10 @@ class Critic(Service):
     def values(self, batch: Batch) -> Tensor:
         """What reward each trained token's position is worth, [N], in the order of samples, sequences and places."""
         flat_tokens = FlatTokens(batch=batch)
-        found_N = torch.full((flat_tokens.starts[-1],), float("nan"), dtype=self._head.weight.dtype)
+        values_N = torch.full((flat_tokens.starts[-1],), float("nan"), dtype=self._head.weight.dtype)
         for micro in self._cut(flat_tokens, range(len(batch.samples))):
-            found_N[micro.positions] = self._values(micro).cpu()
-        return found_N
+            values_N[micro.positions] = self._values(micro).cpu()
+        return values_N
 
     def fit(self, batch: Batch, old_N: Tensor, returns_N: Tensor) -> dict[str, float]:
         """Move the values of *batch* towards *returns_N*, [N]; *old_N* are the values before, [N].
@@ -107,20 +107,20 @@ class Critic(Service):
             RunError: the gradient is not finite; that update was not made.
         """
         flat_tokens = FlatTokens(batch=batch)
-        told: dict[str, list[float]] = {"loss": [], "clipped": [], "norm": []}
+        per_update: dict[str, list[float]] = {"loss": [], "clipped": [], "norm": []}
         for epoch in range(self.epochs):
             order = list(range(len(batch.groups)))
             if epoch:
                 random.Random(f"critic/{self._seed}/{self.updates}").shuffle(order)
             for part in batch.minibatches(self.minibatches, order):
                 if any(batch.samples[i].tokens for i in part):
-                    found = self._update(self._cut(flat_tokens, part), old_N, returns_N)
-                    for name, value in zip(told, found, strict=True):
-                        told[name].append(value)
+                    result = self._update(self._cut(flat_tokens, part), old_N, returns_N)
+                    for name, value in zip(per_update, result, strict=True):
+                        per_update[name].append(value)
         metrics = {
-            "critic.loss": sum(told["loss"]) / len(told["loss"]),
-            "critic.clipped": sum(told["clipped"]) / len(told["clipped"]),
-            "critic.grad_norm": max(told["norm"]),
+            "critic.loss": sum(per_update["loss"]) / len(per_update["loss"]),
+            "critic.clipped": sum(per_update["clipped"]) / len(per_update["clipped"]),
+            "critic.grad_norm": max(per_update["norm"]),
             "critic.value": float(old_N.double().mean()),
         }
         return metrics | explained_variance(old_N, returns_N)
@@ -147,9 +147,9 @@ class Critic(Service):
         with torch.no_grad():
             for name, parameter in self._trained.items():
                 parameter.copy_(state["weights"][name])
-        for name, held in state["moments"].items():
+        for name, moments in state["moments"].items():
             parameter = self._trained[name]
-            self._optimizer.state[parameter] = {key: x.to(parameter.device, copy=True) for key, x in held.items()}
+            self._optimizer.state[parameter] = {key: x.to(parameter.device, copy=True) for key, x in moments.items()}
 
     def _cut(self, flat_tokens: FlatTokens, part: Sequence[int]) -> list[MicroBatch]:
         return micro_batches(flat_tokens, part, budget=self._budget, level="token", cost=self._forward.cost)
@@ -168,8 +168,8 @@ class Critic(Service):
         loss = clipped = 0.0
         for micro in parts:
             values_N = self._values(micro)
-            old, wanted = (x[micro.positions].to(values_N.device, values_N.dtype) for x in (old_N, returns_N))
-            terms, stopped = value_terms(values_N, old, wanted, self.clip)
+            old, returns = (x[micro.positions].to(values_N.device, values_N.dtype) for x in (old_N, returns_N))
+            terms, stopped = value_terms(values_N, old, returns, self.clip)
             part = terms.sum() / tokens
             part.backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())

@@ -33,7 +33,7 @@ def gae(
     (Schulman et al. 2015, 1506.02438, equation 16). The critic then learns the returns A_t + V_t.
 
     The reward of a token is what its turn was given if it is the turn's last, the rest of the total if it is the
-    sample's last, and less its KL term where the row has that in the reward. What was not sampled (prompts, tool
+    sample's last, and less its KL term where the algorithm has that in the reward. What was not sampled (prompts, tool
     results) is skipped: the token before it is followed by the one after it, as in verl and AReaL (OpenRLHF decays over
     it, slime and SkyRL walk over it; all agree where gamma = lam = 1). Nothing follows the last token, also where a
     limit cut the sample short: a truncated answer is worth what it was given, without a bootstrapped value.
@@ -56,13 +56,13 @@ def gae(
     if clamp and step.penalty is not None:
         rewards_N = rewards_N + step.penalty.double().cpu().clamp(max=0)
     advantages_N = estimates(rewards_N, values_N, [s.tokens for s in step.batch.samples], gamma=gamma, lam=lam)
-    told = critic.fit(step.batch, values_N, advantages_N + values_N)
+    metrics = critic.fit(step.batch, values_N, advantages_N + values_N)
     done = int(state or 0)
     if done < warmup:
-        advantages_N, told = torch.zeros_like(advantages_N), {**told, "critic.warmup": 1.0}
+        advantages_N, metrics = torch.zeros_like(advantages_N), {**metrics, "critic.warmup": 1.0}
     elif whiten:
         advantages_N = whitened(advantages_N)
-    return (advantages_N, told), done + 1
+    return (advantages_N, metrics), done + 1
 
 
 def estimates(rewards_N: Tensor, values_N: Tensor, lengths: Sequence[int], *, gamma: float, lam: float) -> Tensor:

@@ -42,7 +42,7 @@ def fits(algorithm: Method) -> None:
         )
     if algorithm.prune:
         raise UsageError(
-            "optimizer_step.natural: its KL is over the whole vocabulary, and this row prunes it; set prune = 0"
+            "optimizer_step.natural: its KL is over the whole vocabulary, and this algorithm prunes it; set prune = 0"
         )
 
 
@@ -77,8 +77,8 @@ def natural(
         ``natural.residual``, what conjugate gradients left of g, as a share of its norm.
 
     Raises:
-        UsageError: a setting is out of range, the row makes several updates per batch or prunes the vocabulary, or the
-            model is too large.
+        UsageError: a setting is out of range, the algorithm makes several updates per batch or prunes the vocabulary,
+            or the model is too large.
         RunError: the gradient is not finite; the parameters were not touched.
     """
     if not (delta > 0 and damping >= 0 and 0 < shrink < 1 and iterations >= 1 and tries >= 1):
@@ -92,28 +92,28 @@ def natural(
     norm = _norm(gradient)
     if not math.isfinite(norm):
         raise RunError("the gradient is not finite; look at the rewards and the log-probs of this step")
-    told = {"loss": loss, "grad_norm": norm, "natural.kl": 0.0, "natural.scale": 0.0, "natural.gain": 0.0}
+    metrics = {"loss": loss, "grad_norm": norm, "natural.kl": 0.0, "natural.scale": 0.0, "natural.gain": 0.0}
     if norm == 0:
-        return told
+        return metrics
     divergence = Divergence.of(optimization)
 
     def damped(vector: Tensor) -> Tensor:
         return divergence.fisher(vector).add_(vector, alpha=damping)
 
     direction, rest = conjugate_gradients(damped, gradient, iterations)
-    told["natural.residual"] = _norm(rest) / norm
+    metrics["natural.residual"] = _norm(rest) / norm
     curvature = _dot(direction, gradient - rest)  # what is solved is x' (F + damping 1) x of the x that was reached
     if not curvature > 0:  # g lies where F vanishes and nothing damps it: no length is right
-        return told
+        return metrics
     step = direction.mul_(-math.sqrt(2 * delta / curvature))
     for k in range(tries):
         scale = shrink**k
         divergence.move(step, scale)
         reached, kl = optimization.loss(), divergence.mean()
         if reached < loss and kl <= delta:
-            return told | {"natural.kl": kl, "natural.scale": scale, "natural.gain": loss - reached}
+            return metrics | {"natural.kl": kl, "natural.scale": scale, "natural.gain": loss - reached}
     divergence.move(step, 0.0)
-    return told
+    return metrics
 
 
 def check(step: OptimizerStep) -> None:
@@ -216,14 +216,14 @@ class Divergence:
             back = torch.autograd.grad(logits_NV, self.parameters, dummy_NV, create_graph=True, allow_unused=True)
         return Linear(logits=logits_NV, dummy=dummy_NV, back=back)
 
-    def _product(self, held: Linear, vector: Tensor, *, again: bool) -> Tensor:
+    def _product(self, linear: Linear, vector: Tensor, *, again: bool) -> Tensor:
         pieces = self._pieces(vector)
-        reached = [(b, v.view_as(b)) for b, v in zip(held.back, pieces, strict=True) if b is not None]
+        reached = [(b, v.view_as(b)) for b, v in zip(linear.back, pieces, strict=True) if b is not None]
         back, along = ([b for b, _ in reached], [v for _, v in reached])
-        (along_NV,) = torch.autograd.grad(back, [held.dummy], along, retain_graph=again)
-        prob_NV = held.logits.detach().softmax(-1)
+        (along_NV,) = torch.autograd.grad(back, [linear.dummy], along, retain_graph=again)
+        prob_NV = linear.logits.detach().softmax(-1)
         pushed_NV = prob_NV * (along_NV - (prob_NV * along_NV).sum(-1, keepdim=True)) / self.tokens
-        grads = torch.autograd.grad(held.logits, self.parameters, pushed_NV, retain_graph=again, allow_unused=True)
+        grads = torch.autograd.grad(linear.logits, self.parameters, pushed_NV, retain_graph=again, allow_unused=True)
         return _flat([torch.zeros_like(p) if g is None else g for g, p in zip(grads, self.parameters, strict=True)])
 
     @torch.no_grad()
@@ -252,16 +252,16 @@ class Divergence:
 
 
 def conjugate_gradients(
-    product: Callable[[Tensor], Tensor], wanted: Tensor, iterations: int, tolerance: float = 1e-10
+    product: Callable[[Tensor], Tensor], target: Tensor, iterations: int, tolerance: float = 1e-10
 ) -> tuple[Tensor, Tensor]:
-    """x with product(x) = wanted, from 0; and wanted - product(x), what is left.
+    """x with product(x) = target, from 0; and target - product(x), the residual.
 
     Args:
         product: with a symmetric matrix that is positive (semi-)definite.
         iterations: at most.
         tolerance: how small what is left may be, as a share, to stop.
     """
-    x, rest = torch.zeros_like(wanted), wanted.clone()
+    x, rest = torch.zeros_like(target), target.clone()
     way = rest.clone()
     squared = start = _dot(rest, rest)
     for _ in range(iterations):
@@ -307,7 +307,7 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _dot(a: Tensor, b: Tensor) -> float:
-    """In double precision: conjugate gradients live on cancellation."""
+    """In double precision: conjugate gradients depend on cancellation."""
     return float((a.double() * b.double()).sum())
 
 

@@ -1,4 +1,4 @@
-"""Values by fresh continuations: an answer is cut into steps, and each cut is worth what the policy gets from there."""
+"""Values by fresh continuations: an answer is cut into steps; a cut's value is the mean reward of those from there."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def fits(algorithm: Algorithm) -> None:
         )
     if algorithm.plan.thinking_budget is not None:
         raise UsageError(
-            "advantage.vine cuts answers that the policy said in one piece, and a thinking budget puts words into "
-            'them; set plan.thinking_budget = "none"'
+            "advantage.vine cuts answers that the policy sampled in one piece, and a thinking budget inserts tokens "
+            'into them; set plan.thinking_budget = "none"'
         )
 
 
@@ -69,7 +69,8 @@ async def vine(
     A continuation that fails through our fault counts for nothing; a cut none of whose continuations could be scored is
     left out, so that two steps become one, and where that is the prompt the answer does not train (advantage 0).
 
-    Single-turn answers alone: a later turn depends on what the environment said in between, which is not in the answer.
+    Single-turn answers alone: a later turn depends on what the environment answered in between, which is not
+    in the answer.
 
     Args:
         rollouts: continuations per cut (the paper's 9; nano-aha-moment takes 3).
@@ -84,24 +85,24 @@ async def vine(
         raise UsageError(f"advantage.vine: rollouts {rollouts}, by {by!r}, size {size}; expected numbers from 1")
     answers = [Answer.of(sample) for sample in step.batch.samples]
     cuts = [answer.cuts(engine, by, size) for answer in answers]
-    wanted: dict[tuple[int, ...], tuple[int, int]] = {}
+    prefixes: dict[tuple[int, ...], tuple[int, int]] = {}
     for i, (answer, places) in enumerate(zip(answers, cuts, strict=True)):
         for cut in places:
-            wanted.setdefault(answer.start + answer.said[:cut], (i, cut))
-    values, counts = await _values(wanted, answers, rollouts, engine, replay)
+            prefixes.setdefault(answer.start + answer.tokens[:cut], (i, cut))
+    values, counts = await _values(prefixes, answers, rollouts, engine, replay)
     out: list[float] = []
     for answer, places in zip(answers, cuts, strict=True):
-        out.extend(answer.advantages({cut: values[answer.start + answer.said[:cut]] for cut in places}))
+        out.extend(answer.advantages({cut: values[answer.start + answer.tokens[:cut]] for cut in places}))
     steps = sum(map(len, cuts)) / max(1, sum(bool(places) for places in cuts))
     return torch.tensor(out, dtype=torch.float64), {"vine.steps": steps, **counts}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """A sample as it is cut: *said*, its trained tokens, after *start*; *total* is its reward."""
+    """A sample as it is cut: *tokens*, its trained tokens, after *start*; *total* is its reward."""
 
     start: tuple[int, ...]
-    said: tuple[int, ...]
+    tokens: tuple[int, ...]
     total: float
 
     @classmethod
@@ -118,28 +119,28 @@ class Answer:
         first = sequence.mask.index(True) if any(sequence.mask) else len(sequence.mask)
         if not all(sequence.mask[first:]):
             raise UsageError(f"{why} holds tokens inside its answer that it did not sample (a tool, a thinking budget)")
-        return cls(start=tuple(sequence.ids[:first]), said=tuple(sequence.ids[first:]), total=sample.total)
+        return cls(start=tuple(sequence.ids[:first]), tokens=tuple(sequence.ids[first:]), total=sample.total)
 
     def cuts(self, engine: TokenEngine, by: str, size: int) -> list[int]:
         """Tokens before each step, from 0."""
         if by == "tokens":
-            return list(range(0, len(self.said), size))
-        ends = [i + 1 for i, token in enumerate(self.said) if "\n" in engine.tokenizer.decode([token])]
-        return [0, *(end for end in ends if end < len(self.said))] if self.said else []
+            return list(range(0, len(self.tokens), size))
+        ends = [i + 1 for i, token in enumerate(self.tokens) if "\n" in engine.tokenizer.decode([token])]
+        return [0, *(end for end in ends if end < len(self.tokens))] if self.tokens else []
 
     def advantages(self, values: Mapping[int, float | None]) -> list[float]:
         """One per token, from the values of the cuts that have one."""
-        known = [(cut, value) for cut, value in values.items() if value is not None]
-        if not known or known[0][0] > 0:
-            return [0.0] * len(self.said)
+        scored = [(cut, value) for cut, value in values.items() if value is not None]
+        if not scored or scored[0][0] > 0:
+            return [0.0] * len(self.tokens)
         out: list[float] = []
-        for (cut, value), (end, reached) in pairwise([*known, (len(self.said), self.total)]):
+        for (cut, value), (end, reached) in pairwise([*scored, (len(self.tokens), self.total)]):
             out.extend([reached - value] * (end - cut))
         return out
 
 
 async def _values(
-    wanted: Mapping[tuple[int, ...], tuple[int, int]],
+    prefixes: Mapping[tuple[int, ...], tuple[int, int]],
     answers: Sequence[Answer],
     rollouts: int,
     engine: TokenEngine,
@@ -148,20 +149,20 @@ async def _values(
     """The value of each beginning, ``None`` where no continuation could be scored, and what it took.
 
     Args:
-        wanted: by its tokens, prompt included: a sample that begins so, and how much of its answer that is.
+        prefixes: by its tokens, prompt included: a sample that begins so, and how much of its answer that is.
     """
     plays = [
-        (i, Continued(engine, answers[i].start, answers[i].said[:cut], number=k))
-        for i, cut in wanted.values()
+        (i, Continued(engine, answers[i].start, answers[i].tokens[:cut], number=k))
+        for i, cut in prefixes.values()
         for k in range(rollouts)
     ]
     played = await replay(plays)
     values: dict[tuple[int, ...], float | None] = {}
     failed = 0
-    for n, begun in enumerate(wanted):
+    for n, prefix in enumerate(prefixes):
         scores = [_worth(r) for r in played[n * rollouts : (n + 1) * rollouts] if r.valid]
         failed += rollouts - len(scores)
-        values[begun] = math.fsum(scores) / len(scores) if scores else None
+        values[prefix] = math.fsum(scores) / len(scores) if scores else None
     counts = {"continuations": len(plays), "failed": failed, "tokens": sum(e.sampled for _, e in plays)}
     return values, {f"vine.{name}": float(count) for name, count in counts.items()}
 
@@ -172,20 +173,20 @@ def _worth(rollout: Rollout[Any, Any]) -> float:
 
 
 class Continued(TokenEngine):
-    """Begins its first turn with given tokens and lets the policy go on; later turns are the policy's own.
+    """Begins its first turn with given tokens and lets the policy continue; later turns are the policy's own.
 
     Args:
-        policy: who goes on.
+        policy: continues the answer.
         start: the prompt that the first turn must have.
-        said: what it begins with.
+        tokens: what it begins with.
         number: of the continuation, so that each draws its own tokens.
     """
 
     name = "continued"
 
-    def __init__(self, policy: TokenEngine, start: tuple[int, ...], said: tuple[int, ...], *, number: int) -> None:
+    def __init__(self, policy: TokenEngine, start: tuple[int, ...], tokens: tuple[int, ...], *, number: int) -> None:
         self.tokenizer, self.context, self.version = policy.tokenizer, policy.context, policy.version
-        self.start, self.said, self.sampled = start, said, 0
+        self.start, self.tokens, self.sampled = start, tokens, 0
         self._policy, self._number = policy, number
         self._given, self._begun = 0, False
 
@@ -199,14 +200,14 @@ class Continued(TokenEngine):
         return self if not name else self._policy.for_player(name)
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
-        seed = derived_seed(sampling.seed, "vine", len(self.said), self._number)
+        seed = derived_seed(sampling.seed, "vine", len(self.tokens), self._number)
         if self._begun:
             return await self._policy.sample(ids, sampling.replace(seed=seed))
-        if tuple(ids) != self.start + self.said[: self._given]:
+        if tuple(ids) != self.start + self.tokens[: self._given]:
             raise EnvironmentFault(
                 "played again, the episode began with another prompt; its seed must decide all of it"
             )
-        rest = self._kept(self.said[self._given :], sampling.max_tokens)
+        rest = self._kept(self.tokens[self._given :], sampling.max_tokens)
         self._given += len(rest.ids)
         if sampling.max_tokens is not None and len(rest.ids) >= sampling.max_tokens:
             return rest  # the turn is asked for in pieces (a thinking budget that did not come about)

@@ -198,7 +198,7 @@ class _SigmoidData:
         flat = float(((self.r - level) ** 2).sum())
         if flat <= 1e-18 * max(1.0, float(self.r @ self.r)):
             return NoFit(law="sigmoid", reason="the reward does not change")
-        best = min((_minimize(self.residuals, x, self.bounds) for x in self._starts()), key=lambda found: found.cost)
+        best = min((_minimize(self.residuals, x, self.bounds) for x in self._starts()), key=lambda result: result.cost)
         more = 3  # parameters beyond those of a constant
         if flat <= 2 * best.cost * (1 + more * f_distribution.ppf(TREND, more, freedom) / freedom):
             return NoFit(law="sigmoid", reason="no trend beyond the noise")
@@ -230,17 +230,17 @@ class _SigmoidData:
         """The best four of a grid of midpoints and exponents; given these the other parameters are linear."""
         logs = np.log(self.c)
         width = float(logs.max() - logs.min())
-        found = []
+        points = []
         for midpoint in np.linspace(logs.min() - 0.2 * width, logs.max() + 0.5 * width, 15):
             for exponent in (0.3, 0.7, 1.5, 3.0, 6.0):
                 share = 1 / (1 + np.exp(exponent * (midpoint - logs)))
                 # r = ceiling * share + start * (1 - share)
-                known = np.zeros_like(share) if self.start is None else self.start * (1 - share)
+                offset = np.zeros_like(share) if self.start is None else self.start * (1 - share)
                 columns = np.stack([share, 1 - share][: self.free - 2], axis=1)
-                (ceiling, *start), *_ = np.linalg.lstsq(columns, self.r - known, rcond=None)
+                (ceiling, *start), *_ = np.linalg.lstsq(columns, self.r - offset, rcond=None)
                 x = [float(ceiling), float(midpoint), math.log(exponent), *map(float, start)]
-                found.append((float((self.residuals(x) ** 2).sum()), x))
-        return [x for _, x in sorted(found)[:4]]
+                points.append((float((self.residuals(x) ** 2).sum()), x))
+        return [x for _, x in sorted(points)[:4]]
 
     def _ceiling_limit(self, best: OptimizeResult, rise: float, freedom: int) -> float:
         """Where the profile leaves its F bound, above the best ceiling or (negative *rise*) below; else infinite."""
@@ -253,11 +253,11 @@ class _SigmoidData:
         inside, near = float(best.x[0]), best.x[1:]
         for step in np.geomspace(1e-3, WIDEST, 20):
             outside = float(best.x[0]) + step * rise
-            found = profile(outside, near)
-            if 2 * found.cost > bound:
+            result = profile(outside, near)
+            if 2 * result.cost > bound:
                 excess = lambda ceiling, near=near: 2 * profile(ceiling, near).cost - bound  # noqa: E731
                 return float(brentq(excess, inside, outside, xtol=1e-6 * abs(rise)))
-            inside, near = outside, found.x
+            inside, near = outside, result.x
         return math.copysign(math.inf, rise)
 
 
@@ -277,16 +277,17 @@ def repeated_sampling(coverage: Mapping[int, float]) -> RepeatedSampling | NoFit
         coverage: pass@k by k.
     """
     law = "repeated_sampling"
-    known = {k: c for k, c in sorted(coverage.items()) if k >= 1 and math.isfinite(c)}
-    if any(not 0 <= c <= 1 for c in known.values()):
+    finite = {k: c for k, c in sorted(coverage.items()) if k >= 1 and math.isfinite(c)}
+    if any(not 0 <= c <= 1 for c in finite.values()):
         return NoFit(law=law, reason="coverage must lie between 0 and 1")
-    if len(known) < 3:
-        return NoFit(law=law, reason=f"{len(known)} numbers of attempts; 2 parameters need at least 3")
-    inner = {k: c for k, c in known.items() if 0 < c < 1}
+    if len(finite) < 3:
+        return NoFit(law=law, reason=f"{len(finite)} numbers of attempts; 2 parameters need at least 3")
+    inner = {k: c for k, c in finite.items() if 0 < c < 1}
     if len(inner) < 2:
-        edge = "0" if all(c <= 0 for c in known.values()) else "1" if all(c >= 1 for c in known.values()) else "0 or 1"
-        return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} of {len(known)} numbers of attempts")
-    k, c = np.array(list(known), dtype=np.float64), np.array(list(known.values()), dtype=np.float64)
+        shares = finite.values()
+        edge = "0" if all(c <= 0 for c in shares) else "1" if all(c >= 1 for c in shares) else "0 or 1"
+        return NoFit(law=law, reason=f"coverage is {edge} at all but {len(inner)} of {len(finite)} numbers of attempts")
+    k, c = np.array(list(finite), dtype=np.float64), np.array(list(finite.values()), dtype=np.float64)
     log_k, log_rate = np.log(np.array(list(inner), dtype=np.float64)), np.log(-np.log(np.array(list(inner.values()))))
     slope, intercept = np.polyfit(log_k, log_rate, 1)  # log(-log c) = log(-a) + b log k
 

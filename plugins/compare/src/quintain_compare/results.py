@@ -213,8 +213,8 @@ def recipe_results(comparison: Comparison, failures: Mapping[str, str] | None = 
 
 
 def _accuracy(values: Sequence[float | None]) -> Interval | None:
-    known = [v for v in values if v is not None]
-    return t_interval(known).within(0.0, 1.0) if known else None
+    present = [v for v in values if v is not None]
+    return t_interval(present).within(0.0, 1.0) if present else None
 
 
 def _paired(runs: Sequence[RunResult], others: Mapping[int, float | None]) -> Interval | None:

@@ -83,7 +83,8 @@ class AdaptiveCurriculum(Curriculum):
         return self._kept is not None
 
     def candidates(self) -> list[list[Task]]:
-        """What probing looks at, by environment: the first tasks in shuffled order, as many as the run expects to try.
+        """The tasks whose difficulty is measured, by environment: the first in shuffled order, as many as
+        the run expects to try.
 
         At most `WINDOW` of each; of a smaller split all.
         """
@@ -92,13 +93,13 @@ class AdaptiveCurriculum(Curriculum):
     def _candidates(self, at: int) -> list[Task]:
         return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at])
 
-    def keep(self, kept: Sequence[Sequence[str]]) -> None:
+    def keep(self, ids_of_environments: Sequence[Sequence[str]]) -> None:
         """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
 
         Raises:
             RunError: one is no candidate.
         """
-        self._kept = [list(ids) for ids in kept]
+        self._kept = [list(ids) for ids in ids_of_environments]
         for at, ids in enumerate(self._kept):
             tasks = chosen_of(self._candidates(at), ids, self._names[at])
             self._streams[at].read = partial(iter, tasks)
@@ -106,10 +107,10 @@ class AdaptiveCurriculum(Curriculum):
 
     def notices(self) -> list[str]:
         """Messages for the user that have not been given yet."""
-        found = [line for pool in self._streams for line in pool.notices]
+        lines = [line for pool in self._streams for line in pool.notices]
         for pool in self._streams:
             pool.notices.clear()
-        return found
+        return lines
 
     def metrics(self) -> dict[str, int]:
         """How many tasks are dropped, where the plan drops any."""

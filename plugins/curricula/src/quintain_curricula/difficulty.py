@@ -53,7 +53,7 @@ class Difficulties:
 
 
 async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
-    """Leave out the tasks that the plan's ``probe`` samples of the starting policy show to be too easy or too hard.
+    """Leave out the tasks that `SamplingPlan.difficulty_samples` of the starting policy show to be too easy or hard.
 
     The success rates go into ``difficulty.json`` of the run folder, `CHUNK` by `CHUNK`, which tasks are kept into every
     checkpoint: neither a resumed run nor one that died before its first checkpoint asks again what was answered. What
@@ -70,25 +70,25 @@ async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, An
     if not plan.difficulty_samples or curriculum.filtered:
         return {}
     candidates = curriculum.candidates()
-    found = _known(run, candidates) or Difficulties(samples=plan.difficulty_samples, rates=[{} for _ in candidates])
-    run.count_failures(found.failures)
-    run.clock.add("difficulty", found.seconds)
-    await _ask(run, candidates, found)
-    run.state.samples += found.rollouts
-    run.state.tokens += found.tokens
+    result = _known(run, candidates) or Difficulties(samples=plan.difficulty_samples, rates=[{} for _ in candidates])
+    run.count_failures(result.failures)
+    run.clock.add("difficulty", result.seconds)
+    await _ask(run, candidates, result)
+    run.state.samples += result.rollouts
+    run.state.tokens += result.tokens
     low, high = plan.difficulty_range
-    kept = []
-    for rates, table in zip(found.rates, run.recipe.environments, strict=True):
-        kept.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
-        said = f"{len(kept[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
-        if not kept[-1]:
+    ids = []
+    for rates, table in zip(result.rates, run.recipe.environments, strict=True):
+        ids.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
+        message = f"{len(ids[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
+        if not ids[-1]:
             raise NoTasksError(
-                f"{said} in {plan.difficulty_samples} samples of the starting policy ({_spread(rates)}); widen "
+                f"{message} in {plan.difficulty_samples} samples of the starting policy ({_spread(rates)}); widen "
                 "plan.difficulty_range, or take easier or harder tasks"
             )
-        run.screen.note(f"{said} ({_spread(rates)}); the others are left out")
-    curriculum.keep(kept)
-    return times(found.tokens, found.rollouts, {"difficulty": found.seconds})
+        run.screen.note(f"{message} ({_spread(rates)}); the others are left out")
+    curriculum.keep(ids)
+    return times(result.tokens, result.rollouts, {"difficulty": result.seconds})
 
 
 def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | None:
@@ -97,54 +97,56 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | Non
     if not path.exists():
         return None
     try:
-        found = Difficulties(**json.loads(path.read_text(encoding="utf-8")))
-        same = found.samples == run.collector.algorithm.plan.difficulty_samples and len(found.rates) == len(candidates)
-        for rates, tasks in zip(found.rates, candidates, strict=same):
+        stored = Difficulties(**json.loads(path.read_text(encoding="utf-8")))
+        same = stored.samples == run.collector.algorithm.plan.difficulty_samples and len(stored.rates) == len(
+            candidates
+        )
+        for rates, tasks in zip(stored.rates, candidates, strict=same):
             same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
     except (ValueError, TypeError, AttributeError) as e:
         run.screen.warn(f"{path} cannot be read ({e}); tasks are measured anew")
         return None
-    return found if same else None
+    return stored if same else None
 
 
-async def _ask(run: Run, candidates: Sequence[Sequence[Task]], found: Difficulties) -> None:
-    """Go on with *found* to the end of *candidates*, and write it down after every chunk."""
+async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficulties) -> None:
+    """Go on with *result* to the end of *candidates*, and write it down after every chunk."""
     # Seeds of its own: the first step must not draw the very samples that a task was chosen by.
     context = replace(run.collector.rollout_context, run_seed=derived_seed(run.recipe.run.seed, "probe"))
     for at, (environment, table, tasks) in enumerate(
         zip(run.collector.environments, run.recipe.environments, candidates, strict=True)
     ):
-        left = len(tasks) - len(found.rates[at])
+        left = len(tasks) - len(result.rates[at])
         if left:
-            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.use}", left * found.samples)
-        for start in range(len(found.rates[at]), len(tasks), CHUNK):
+            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.use}", left * result.samples)
+        for start in range(len(result.rates[at]), len(tasks), CHUNK):
             requests = [
                 RolloutRequest(
-                    environment=environment, task=task, group_size=found.samples, name=table.use, index=start + i
+                    environment=environment, task=task, group_size=result.samples, name=table.use, index=start + i
                 )
                 for i, task in enumerate(tasks[start : start + CHUNK])
             ]
             clock = run.clock.fork()
             with clock("difficulty"):
                 groups = await run.until_stopped(run_groups(requests, context, run.screen.advance))
-            _add(run, found, at, groups, clock.spent["difficulty"])
+            _add(run, result, at, groups, clock.spent["difficulty"])
 
 
-def _add(run: Run, found: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
+def _add(run: Run, result: Difficulties, at: int, groups: Sequence[Group[Any, Any]], seconds: float) -> None:
     for group in groups:
         right, tried = success_of(group)
-        found.rates[at][group.task.id] = right / tried if tried else None
-        found.rollouts += len(group.rollouts)
-        found.tokens += sum(r.tokens for r in group.rollouts)
-    found.seconds += seconds
+        result.rates[at][group.task.id] = right / tried if tried else None
+        result.rollouts += len(group.rollouts)
+        result.tokens += sum(r.tokens for r in group.rollouts)
+    result.seconds += seconds
     failed = failures_in(groups)
-    found.failures = dict(Counter(found.failures) + failed)
+    result.failures = dict(Counter(result.failures) + failed)
     run.count_failures(failed)
     path = run.folder.path / "difficulty.json"
-    write_atomically(path, (json.dumps(plain(asdict(found)), allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(plain(asdict(result)), allow_nan=False) + "\n").encode())
 
 
 def _spread(rates: Rates) -> str:
-    known = [r for r in rates.values() if r is not None]
-    never, always = sum(r <= SCORE_TOLERANCE for r in known), sum(reaches(r) for r in known)
+    measured = [r for r in rates.values() if r is not None]
+    never, always = sum(r <= SCORE_TOLERANCE for r in measured), sum(reaches(r) for r in measured)
     return f"{never} never solved, {always} always"

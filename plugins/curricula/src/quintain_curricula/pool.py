@@ -152,8 +152,8 @@ class TaskPool(TaskStream):
 
     def _next(self) -> tuple[int, Task]:
         if self._ahead is not None:
-            found, self._ahead = self._ahead, None
-            return found
+            pick, self._ahead = self._ahead, None
+            return pick
         return self.next()
 
     def _hard_first(self) -> Task | None:
@@ -192,12 +192,12 @@ def first_pass(read: TaskReader, seed: int, count: int) -> list[Task]:
 
     Of an endless split that repeats itself no more than `POOL` are looked at.
     """
-    found: dict[str, Task] = {}
+    by_id: dict[str, Task] = {}
     for looked, (number, task) in enumerate(shuffled(read, seed)):
-        if number or len(found) >= count or looked >= max(POOL, count):
+        if number or len(by_id) >= count or looked >= max(POOL, count):
             break
-        found.setdefault(task.id, task)
-    return list(found.values())
+        by_id.setdefault(task.id, task)
+    return list(by_id.values())
 
 
 def chosen_of(tasks: list[Task], ids: list[str], name: str) -> list[Task]:
@@ -206,11 +206,11 @@ def chosen_of(tasks: list[Task], ids: list[str], name: str) -> list[Task]:
     Raises:
         RunError: one is not among them.
     """
-    known = {task.id: task for task in tasks}
-    missing = [i for i in ids if i not in known]
+    by_id = {task.id: task for task in tasks}
+    missing = [i for i in ids if i not in by_id]
     if missing:
         raise RunError(
-            f"{len(missing)} of the {len(ids)} tasks of {name!r} that were kept after probing are not there any more, "
+            f"{len(missing)} of the {len(ids)} tasks of {name!r} that the difficulty filter kept are missing, "
             f"{missing[0]!r} for one; restore the data the run began with, or start a new run from its model"
         )
-    return [known[i] for i in ids]
+    return [by_id[i] for i in ids]

@@ -18,20 +18,20 @@ _TARGETS = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig(
 
 def equal(gold: str, reply: str) -> tuple[bool | None, str]:
     """Whether the final answer in *reply* equals *gold*, and why not; ``None`` where *gold* itself cannot be read."""
-    wanted = _gold(gold)
-    if not wanted:
+    reference = _gold(gold)
+    if not reference:
         return None, f"the reference answer {gold[:80]!r} cannot be read as mathematics"
     try:
-        found = _parsed(reply)
-    except Exception as e:  # noqa: BLE001  whatever the parser trips over is the answer's doing
+        answers = _parsed(reply)
+    except Exception as e:  # noqa: BLE001  whatever the parser fails on is the policy's fault
         return False, f"the answer cannot be read: {type(e).__name__}: {e}"[:200]
-    if not found:
+    if not answers:
         return False, "no answer found"
     try:
-        same = bool(verify(list(wanted), found, timeout_seconds=None, raise_on_error=True))
+        same = bool(verify(list(reference), answers, timeout_seconds=None, raise_on_error=True))
     except Exception as e:  # noqa: BLE001  the reference was read, so here too
         return False, f"the answer cannot be compared: {type(e).__name__}: {e}"[:200]
-    return same, "" if same else f"{str(found[0])[:80]} is not {gold[:80]}"
+    return same, "" if same else f"{str(answers[0])[:80]} is not {gold[:80]}"
 
 
 def _parsed(text: str) -> list[Any]:
@@ -52,9 +52,9 @@ def _gold(text: str) -> tuple[Any, ...]:
     """A reference answer as mathematics: given as LaTeX or plainly; empty where neither reads."""
     for candidate in (text, f"${text}$") if "$" in text or "\\boxed" in text else (f"${text}$", text):
         try:
-            found = _parsed(candidate)
+            expressions = _parsed(candidate)
         except Exception:  # noqa: BLE001  the other reading may do; if none does the caller says so
             continue
-        if found:
-            return tuple(found)
+        if expressions:
+            return tuple(expressions)
     return ()

@@ -16,10 +16,10 @@ async def math_equal(rollout: Rollout[Any, Any], *, timeout: float = 5.0, worker
 
     The answer is what is in ``\\boxed{}`` (several boxes are a set), or else what Math-Verify takes for the final
     expression. Runs in a worker that is killed after *timeout* seconds; such an answer scores 0 if a trivial control
-    passes, for then the answer is to blame.
+    passes, since then the answer caused the time-out.
 
     Raises:
-        RewardFault: the task's own answer cannot be read: mend the task.
+        RewardFault: the task's own answer cannot be read: correct the task.
         InfrastructureError: the worker died, or the control ran out of time too.
     """
     gold = rollout.task.answer

@@ -26,7 +26,7 @@ class OpenAIEngine(Engine):
 
     Transient failures (no connection, a time-out, 408, 409, 425, 429, 5xx) are retried with exponential backoff and
     jitter, or after what ``Retry-After`` says; then, and for any other refusal, the episode ends as an infrastructure
-    error. A prompt that the server finds too long is `LimitReached`: the policy's doing.
+    error. A prompt that the server finds too long is `LimitReached`: the policy's fault.
 
     Args:
         base_url: up to and including ``/v1``.
@@ -61,7 +61,7 @@ class OpenAIEngine(Engine):
         self.model = model
         self.name = f"openai:{model or parts.netloc}"
         self._key_name = api_key or ("OPENAI_API_KEY" if parts.hostname == "api.openai.com" else "")
-        self._key = _key_of(self._key_name, given=bool(api_key))
+        self._key = _key_of(self._key_name, required=bool(api_key))
         self._timeout = timeout
         self._retries = retries
         self._backoff = backoff
@@ -125,8 +125,8 @@ class OpenAIEngine(Engine):
         if self.model:
             return
         if len(self._served) != 1:
-            known = ", ".join(self._served) or "nothing it names"
-            raise UsageError(f"{self.base_url} serves {known}; say which model is meant (--model NAME)")
+            models = ", ".join(self._served) or "nothing it names"
+            raise UsageError(f"{self.base_url} serves {models}; say which model is meant (--model NAME)")
         self.model = self._served[0]
         self.name = f"openai:{self.model}"
 
@@ -144,17 +144,17 @@ class OpenAIEngine(Engine):
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
                 # aiohttp's connection errors are OSErrors too; all of them may pass.
                 failure: Exception = e
-                said = str(e) or type(e).__name__
+                message = str(e) or type(e).__name__
             else:
                 if status not in _RETRIED:
                     return status, text
                 wait = max(wait, asked)
                 failure = self._refused(status, text)
-                said = str(failure)
+                message = str(failure)
             if attempt < self._retries:
                 await asyncio.sleep(min(wait, _LONGEST_WAIT))
         tries = self._retries + 1
-        raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {said}") from failure
+        raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {message}") from failure
 
     async def _once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
         if self._http is None:
@@ -171,28 +171,28 @@ class OpenAIEngine(Engine):
             raise InfrastructureError(f"{self.base_url} answered no JSON: {protocol.shortened(text)}") from e
 
     def _refused(self, status: int, text: str) -> InfrastructureError:
-        said = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
+        message = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
         if status in (401, 403):
             has = f"the key in ${self._key_name} was sent" if self._key else "no key was sent"
-            return InfrastructureError(f"{said} ({has}; `api_key` names the environment variable that holds it)")
+            return InfrastructureError(f"{message} ({has}; `api_key` names the environment variable that holds it)")
         if status == 404:
             served = f"; it serves {', '.join(self._served)}" if self._served else ""
-            return InfrastructureError(f"{said} (model {self.model!r}{served}; base_url should end in /v1)")
+            return InfrastructureError(f"{message} (model {self.model!r}{served}; base_url should end in /v1)")
         if 300 <= status < 400:
-            return InfrastructureError(f"{said} (redirects are not followed: give the final address as base_url)")
+            return InfrastructureError(f"{message} (redirects are not followed: give the final address as base_url)")
         if "max_completion_tokens" in text:
-            said += ' (set the engine\'s limit_key = "max_completion_tokens")'
-        return InfrastructureError(said)
+            message += ' (set the engine\'s limit_key = "max_completion_tokens")'
+        return InfrastructureError(message)
 
 
-def _key_of(name: str, *, given: bool) -> str:
+def _key_of(name: str, *, required: bool) -> str:
     if not name:
         return ""
     if not name.isidentifier():
         # It may be a key: it must not reach a log.
         raise UsageError("api_key takes the NAME of an environment variable that holds the key, such as OPENAI_API_KEY")
     key = os.environ.get(name, "")
-    if given and not key:
+    if required and not key:
         raise UsageError(f"api_key names ${name}, which is not set: export {name}=...")
     return key.strip()
 

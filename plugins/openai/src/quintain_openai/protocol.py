@@ -101,12 +101,12 @@ def reply_of(response: Any) -> Reply:
 
 def _reasoning(message: Mapping[str, Any]) -> str:
     """Servers name it differently: ``reasoning_content`` (DeepSeek, SGLang, llama.cpp), ``reasoning`` (newer vLLM)."""
-    found = message.get("reasoning_content") or message.get("reasoning") or ""
-    return found if isinstance(found, str) else ""
+    text = message.get("reasoning_content") or message.get("reasoning") or ""
+    return text if isinstance(text, str) else ""
 
 
 def _call_of(data: Mapping[str, Any], index: int) -> ToolCall:
-    """A tool call; one that cannot be read carries an ``error``, for it is the policy's doing."""
+    """A tool call; one that cannot be read carries an ``error``, since it is the policy's fault."""
     function = data["function"]
     name, text = function.get("name") or "", function.get("arguments") or "{}"
     call_id = data.get("id") or _call_id(index)

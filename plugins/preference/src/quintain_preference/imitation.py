@@ -63,14 +63,14 @@ def winners(step: Step, *, success: float = SUCCESS, best: int | None = None, de
 
     Args:
         success: outcome from which on a sample is a winner.
-        best: at most so many winners of a group, those of the highest outcome plus shaping, ties in order; all where
+        best: maximum number of winners of a group, those of the highest outcome plus shaping, ties in order; all where
             ``None``. A KL term in the reward does not count.
         dedupe: of winners with the same tokens only the first. (The paper compares lists of equations.)
 
     Raises:
         UsageError: *best* is below 1.
     """
-    return [float(kept) for kept in chosen(step.batch, success=success, best=best, dedupe=dedupe)]
+    return [float(selected) for selected in chosen(step.batch, success=success, best=best, dedupe=dedupe)]
 
 
 @aggregation(name="winners")
@@ -86,28 +86,28 @@ def over_winners(
     Args:
         success, best, dedupe: as for the advantage `winners`.
     """
-    kept = chosen(batch, success=success, best=best, dedupe=dedupe)
-    tokens = sum(sample.tokens for sample, keep in zip(batch.samples, kept, strict=True) if keep)
-    return [keep / max(1, tokens) for keep in kept]
+    selected = chosen(batch, success=success, best=best, dedupe=dedupe)
+    tokens = sum(sample.tokens for sample, keep in zip(batch.samples, selected, strict=True) if keep)
+    return [keep / max(1, tokens) for keep in selected]
 
 
 def chosen(batch: Batch, *, success: float, best: int | None, dedupe: bool) -> list[bool]:
     """Whether each sample is kept."""
     if best is not None and best < 1:
         raise UsageError(f"winners: best is {best}; expected at least 1, or nothing for all winners")
-    kept = [False] * len(batch.samples)
+    selected = [False] * len(batch.samples)
     for indices in batch.groups:
-        found = [i for i in indices if reaches(batch.samples[i].outcome, success)]
+        successes = [i for i in indices if reaches(batch.samples[i].outcome, success)]
         if dedupe:
             first: dict[object, int] = {}
-            for i in found:
+            for i in successes:
                 first.setdefault(_tokens(batch.samples[i]), i)
-            found = list(first.values())
+            successes = list(first.values())
         if best is not None:
-            found = sorted(found, key=lambda i: -batch.samples[i].total)[:best]
-        for i in found:
-            kept[i] = True
-    return kept
+            successes = sorted(successes, key=lambda i: -batch.samples[i].total)[:best]
+        for i in successes:
+            selected[i] = True
+    return selected
 
 
 def _tokens(sample: Sample) -> object:

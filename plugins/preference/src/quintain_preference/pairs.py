@@ -97,8 +97,8 @@ def _over_pairs(
     none = t.group_sum(torch.zeros_like(score_S))
     count_G = none.detach().index_add(0, owner, torch.ones_like(margin_P.detach()))
     total_G = none.index_add(0, owner, -logsigmoid(margin_P - gamma))
-    told = {"pairs": count_G, "pair_margin": margin_P.detach(), "pair_accuracy": (margin_P > 0).detach()}
-    return total_G / count_G.clamp(min=1), told
+    metrics = {"pairs": count_G, "pair_margin": margin_P.detach(), "pair_accuracy": (margin_P > 0).detach()}
+    return total_G / count_G.clamp(min=1), metrics
 
 
 def ranked(t: LossInputs, pairs: Choice, tolerance: float) -> tuple[Tensor, Tensor]:

@@ -149,15 +149,15 @@ def sft(
         stop_on_signal(screen, "stopping after this update and saving; once more to stop at once") as stop,
     ):
         screen.phase(f"reading {source}")
-        found = source_of(recipe.environments[0], selection, folder=folder, services=chosen)
-        if (args or chosen) and found.kind != "demonstrations":
+        examples_source = source_of(recipe.environments[0], selection, folder=folder, services=chosen)
+        if (args or chosen) and examples_source.kind != "demonstrations":
             option = "--arg sets a field" if args else "--service fills a slot"
-            raise UsageError(f"{option} of an environment; {source!r} is read as {found.kind}")
-        _announce(screen, found, examples)
+            raise UsageError(f"{option} of an environment; {source!r} is read as {examples_source.kind}")
+        _announce(screen, examples_source, examples)
         loaded = _base_model(recipe, screen)
         learner, report = tune(
             loaded,
-            found,
+            examples_source,
             epochs=epochs,
             lr=recipe.learner.lr,
             batch=batch,
@@ -189,10 +189,10 @@ def _recipe(
         if key[0] == "model" and key[1] in REFUSED:
             raise UsageError(f"--set {pair!r}: {REFUSED[key[1]]}")
     path = model if is_model_source(model) else model_named(model, folder)[0]
-    given = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
-    given += [f"model.name={json.dumps(path)}", f"learner.lr={float(lr)!r}"]
-    given += [f"environments.0.args.{pair}" for pair in args]
-    return Recipe.parse("", [*given, *overrides], source="quintain sft")
+    settings = [f"environments.0.use={json.dumps(source)}", f"run.seed={seed}"]
+    settings += [f"model.name={json.dumps(path)}", f"learner.lr={float(lr)!r}"]
+    settings += [f"environments.0.args.{pair}" for pair in args]
+    return Recipe.parse("", [*settings, *overrides], source="quintain sft")
 
 
 def _options(recipe: Recipe, overrides: Sequence[str]) -> dict[str, Any]:
@@ -222,16 +222,16 @@ def _reserved(out: Path | None, source: str) -> Iterator[Path]:
         raise UsageError(f"--out {str(out)!r} is there already; name a new folder, or remove it")
     name = source.partition(":")[2] or source.rstrip("/")
     place = (Path("sft") if out is None else out).absolute()
-    made = [path for path in (place, *place.parents) if not path.exists()]
+    new_folders = [path for path in (place, *place.parents) if not path.exists()]
     with storing(place):
         place.mkdir(parents=True, exist_ok=True)
         if out is None:
             out = new_folder(Path("sft"), Path(name).stem.lower() or "model")
-            made.insert(0, out)
+            new_folders.insert(0, out)
     try:
         yield out if out.name not in ("", "..") else out.resolve()
     finally:
-        for path in made:
+        for path in new_folders:
             with suppress(OSError):  # it is filled, or gone
                 path.rmdir()
 

@@ -151,14 +151,14 @@ def source_of(
     """
     name = table.use
     if Path(name).suffix in FILES and ":" not in name:
-        found = _of_file(Path(name), selection)
+        source = _of_file(Path(name), selection)
     elif (run := _run(name, folder)) is not None:
-        found = _of_run(run, selection)
+        source = _of_run(run, selection)
     else:
-        found = _of_environment(table, selection.count, folder, services or {})
-    if not found.examples:
-        raise UsageError(f"nothing in {name!r} can be imitated: {reasons(found.left_out)}")
-    return found
+        source = _of_environment(table, selection.count, folder, services or {})
+    if not source.examples:
+        raise UsageError(f"nothing in {name!r} can be imitated: {reasons(source.left_out)}")
+    return source
 
 
 def reasons(left_out: Mapping[str, int]) -> str:
@@ -182,8 +182,8 @@ def _of_environment(table: EnvironmentTable, count: int, folder: str, services: 
     try:
         class_name, examples = asyncio.run(_demonstrated(table, count, services))
     except UnknownNameError as e:
-        known = f"neither a run in {folder!r} nor a file that ends in {' or '.join(FILES)}"
-        raise UnknownNameError(f"{table.use!r} is {known}, and as an environment: {e}") from e
+        not_found = f"neither a run in {folder!r} nor a file that ends in {' or '.join(FILES)}"
+        raise UnknownNameError(f"{table.use!r} is {not_found}, and as an environment: {e}") from e
     if not examples:
         raise UsageError(
             f"{class_name} has no demonstrations to imitate: define demonstrations(self, split), or "
@@ -319,8 +319,8 @@ def example_of(rollout: Rollout[Any, Any]) -> Example:
     # From the end, since a prompt may hold answers too, as examples.
     for at in reversed(range(len(messages))):
         turn = turns[len(turns) - 1 - len(replies)] if len(replies) < len(turns) else None
-        held = messages[at]
-        if turn and held.role == "assistant" and (held.content, held.reasoning) == (turn.reply, turn.reasoning):
+        old = messages[at]
+        if turn and old.role == "assistant" and (old.content, old.reasoning) == (turn.reply, turn.reasoning):
             messages[at] = Message("assistant", turn.text)
             replies.append(at)
     transcript = rollout.transcripts.get("")
@@ -392,11 +392,11 @@ def examined(
             why = "with tool calls" if example.calls else "with messages that lack some turns"
             left_out[f"{why}, which train only with the tokens that were sampled"] += 1
             continue
-        found = rows_of(example, tokenizer, end)
-        if any(len(row.ids) > context for row in found):
+        encoded = rows_of(example, tokenizer, end)
+        if any(len(row.ids) > context for row in encoded):
             left_out[f"longer than the model's {context} tokens"] += 1
             continue
-        for row in found:
+        for row in encoded:
             if dedupe and (key := row.ids.tobytes()) in seen:
                 left_out["copies"] += 1
                 continue

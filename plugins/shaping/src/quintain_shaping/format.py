@@ -29,8 +29,8 @@ def format_tags(rollout: Rollout[Any, Any]) -> Score:
 
     Reads the text as sampled, before reasoning was split off.
     """
-    said = next((t.text for t in reversed(rollout.turns) if not t.player), "")
-    good = keeps_template(said)
+    text = next((t.text for t in reversed(rollout.turns) if not t.player), "")
+    good = keeps_template(text)
     return Score(
         value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else"
     )

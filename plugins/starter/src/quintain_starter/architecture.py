@@ -153,5 +153,5 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: Any = Qwen3ForCausalLM(config)
-    made: Qwen3ForCausalLM = model.float().eval()
-    return made
+    evaluated: Qwen3ForCausalLM = model.float().eval()
+    return evaluated

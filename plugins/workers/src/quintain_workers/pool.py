@@ -113,7 +113,7 @@ class WorkerPool(Service):
     ) -> bool:
         """Whether a control call ends: by default a trivial one; give a checker and a case that it must manage.
 
-        A call that timed out while this says yes was exhausted by its input, so the time-out is the policy's doing.
+        A call that timed out while this says yes was exhausted by its input, so the time-out is the policy's fault.
         What else the control raises is raised here.
         """
         try:

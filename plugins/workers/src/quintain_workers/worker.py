@@ -71,8 +71,8 @@ def _answer(frame: bytes, loaded: dict[Any, Callable[..., Any]]) -> bytes:
 def resolve(target: str | bytes) -> Callable[..., Any]:
     """The callable behind ``"module:name"`` or behind a pickle."""
     if isinstance(target, bytes):
-        found: Callable[..., Any] = pickle.loads(target)
-        return found
+        function: Callable[..., Any] = pickle.loads(target)
+        return function
     module, _, name = target.partition(":")
     value: Any = importlib.import_module(module)
     for part in name.split("."):
