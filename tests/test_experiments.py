@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="studies need quintain[train]")
 
 import torch
-from experiments.common import Line, Panel, Report, generator, main, table, told
+from experiments.common import Line, Panel, Report, generator, main, table, to_json
 from experiments.tables import END, Played, Pupil, World, accepted, joined, learn, play
 
 from quintain.learning.algorithms import DR_GRPO, GRPO, REINFORCE
@@ -192,7 +192,7 @@ def test_a_pupil_knows_its_own_chances() -> None:
 def test_a_report_says_how_sure_it_is() -> None:
     line = Line(label="a", x=[0, 1], values=[[0.0, 1.0], [0.0, 2.0], [0.0, 3.0]])
     report = Report(panels=[Panel(title="t", xlabel="step", lines=[line])], contrasts={"d": [1.0, 2.0, 3.0]})
-    held = told(report, "command", "2026-01-01", 3, 0.0)
+    held = to_json(report, "command", "2026-01-01", 3, 0.0)
 
     assert 2.0 == held["panels"]["t, by step"]["a"]["end"]["mean"] == held["contrasts"]["d"]["mean"]
     assert -0.48414 == pytest.approx(held["contrasts"]["d"]["low"], abs=1e-4)
