@@ -21,15 +21,15 @@ from .resolve import (
 from .sources import model_source
 
 GIVEN = ("policy", "learner", "replay")
-"""Service slots that every run fills itself: its engine, its learner, its episodes run again."""
+"""Service slots that every run fills itself: engine, learner, replay."""
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Find out what can be known without loading a model: names, arguments, service slots, tasks.
+    """Check names, arguments, service slots and tasks without loading a model.
 
     Raises:
-        UsageError: something in the recipe does not fit what is installed.
-        NoTasksError: an environment has no tasks in a split that is used.
+        UsageError: the recipe does not fit the installed components.
+        NoTasksError: an environment has no tasks in a split of the recipe.
         PluginError: a component cannot be loaded.
     """
     algorithm = resolve_algorithm(recipe)
@@ -43,33 +43,33 @@ def check_recipe(recipe: Recipe) -> None:
         check_args(component, args, who=f"[services.{slot}]")
     for spec in specs:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-        if not spec.slots:  # the tasks of one with services are seen when they run
+        if not spec.slots:  # tasks that need services are checked when the services run
             check_tasks(recipe, spec, algorithm)
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
-    """Refuse groups that the algorithm would never accept.
+    """Refuse a group size that the algorithm never accepts.
 
     Raises:
-        UsageError: not even a complete group of different rewards.
+        UsageError: the algorithm rejects a complete group with different rewards.
     """
     group_size = recipe.batch.group_size
-    if algorithm.group_filter.needs:  # its services are not there yet
+    if algorithm.group_filter.needs:  # its services are not started yet
         return
     outcomes = tuple(float(i % 2) for i in range(group_size))
     rejected = str(algorithm.group_filter(GroupStats(outcomes=outcomes, totals=outcomes, requested=group_size)))
     if rejected:
         raise UsageError(
             f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no group of that size "
-            f"({rejected}): take more samples, or an algorithm without groups such as reinforce"
+            f"({rejected}): use a larger group, or an algorithm without groups such as reinforce"
         )
 
 
 def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine that cannot train, or its arguments.
+    """Refuse an engine that cannot train, and invalid arguments.
 
     Raises:
-        UsageError: it cannot train, or an argument does not fit.
+        UsageError: the engine cannot train, or an argument is invalid.
     """
     kind = engine_kind(recipe)
     check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
@@ -79,9 +79,9 @@ def check_tasks(recipe: Recipe, spec: EnvironmentSpec, algorithm: Algorithm) -> 
     """Look for a first task in every split that the recipe uses.
 
     Raises:
-        NoTasksError: there is none; names the key that leaves the split alone.
-        UsageError: tasks are to come by level and this one has none.
-        EnvironmentFault: the environment's own code failed.
+        NoTasksError: a split is empty; the message names the key that disables its evaluation.
+        UsageError: the plan orders tasks by level and this task has none.
+        EnvironmentFault: the code of the environment failed.
     """
     environment = spec.make({})
     (first,) = tasks_of(environment, "train", 1, name=spec.name)

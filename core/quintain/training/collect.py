@@ -1,8 +1,8 @@
 """Collecting the groups of a step: draw tasks, run and score their episodes, filter groups, resample.
 
-A batch is the first accepted groups in the order in which the curriculum gave their tasks, never in that of finishing,
-which would favour short answers. At no time are more groups under way or accepted than the batch has room for, so
-nothing accepted is ever thrown away, and both ways to resample try the same tasks: as many as it takes, one by one.
+A batch consists of the first accepted groups in the order of the curriculum, not in the order of completion, which
+would favour short answers. Running and accepted groups never exceed the size of the batch, so no accepted group is
+discarded, and both ways to resample try the same tasks.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Collected:
 
     Attributes:
         tried: all groups, in the order of their tasks.
-        accepted: those to learn from, in the same order.
-        rejected: how many others there are, by reason.
+        accepted: the groups of the batch, in the same order.
+        rejected: number of rejected groups, by reason.
         size: groups of a full batch.
-        rounds: how often groups were started together.
-        cause: why groups are missing after resampling; empty where none is.
+        rounds: number of rounds in which groups were started together.
+        cause: why groups are missing after resampling; empty if none is missing.
     """
 
     tried: tuple[AnyGroup, ...]
@@ -47,7 +47,7 @@ class Collected:
     cause: str = ""
 
     def metrics(self) -> dict[str, int]:
-        """How many groups were accepted, how many are missing, in how many rounds."""
+        """Numbers of accepted groups, missing groups and rounds."""
         return {
             "groups.accepted": len(self.accepted),
             "groups.missing": self.size - len(self.accepted),
@@ -65,16 +65,16 @@ async def fill(
     on_round: Callable[[int, int], None] | None = None,
     on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
 ) -> Collected:
-    """Try groups until *groups* are accepted, or as *plan* says.
+    """Try groups until *groups* are accepted or the limit of *plan* is reached.
 
     Args:
-        draw: gives the next task to try.
-        rejection: why a complete group is rejected, empty where it is accepted; asked once per group.
-        on_round: called with the number of a round, from 1, and its groups.
+        draw: returns the next task to try.
+        rejection: why a complete group is rejected, empty if it is accepted; called once per group.
+        on_round: called with the number of a round, from 1, and its number of groups.
 
     Raises:
-        NoTasksError: there are no tasks at all; where they run out later, what was accepted is kept.
-        RunError: every episode failed, for reasons of ours.
+        NoTasksError: there are no tasks at all; if they run out later, accepted groups are kept.
+        RunError: every episode failed for reasons other than the policy.
     """
     supply = _Supply(plan, groups, draw, rejection)
     tried: list[AnyGroup] = []
@@ -105,16 +105,16 @@ class Collector:
     """Turns tasks into the scored groups of a step.
 
     Attributes:
-        algorithm: its group filter and sampling plan decide which groups are kept.
-        curriculum: which task comes next.
-        environments: by position, as the curriculum counts them.
-        names: of the environments, as rollouts and metrics carry them.
-        rollout_context: what all episodes share; each step gets its own number.
-        groups: of a full batch.
+        algorithm: its group filter and sampling plan decide which groups are accepted.
+        curriculum: chooses the tasks.
+        environments: by position in the curriculum.
+        names: of the environments, in rollouts and metrics.
+        rollout_context: shared by all rollouts; each step sets its number.
+        groups: number of groups of a full batch.
         group_size: rollouts per group.
-        min_group_size: valid rollouts that a group needs besides what the group filter asks for.
+        min_group_size: minimum number of valid rollouts, in addition to the group filter.
         screen: shows progress.
-        replays: plays episodes of the last step again for advantages that ask for it.
+        replays: replays episodes of the last step for advantages that need it.
     """
 
     algorithm: Algorithm
@@ -129,11 +129,11 @@ class Collector:
     replays: Replays = field(default_factory=Replays)
 
     async def collect(self, step: int) -> Collected:
-        """Run groups until the batch is full, or as the plan says. Failed rollouts leave; they are never zeros.
+        """Run groups until the batch is full or the limit of the plan is reached. Failed rollouts are excluded.
 
         Raises:
             NoTasksError: an environment has no tasks.
-            RunError: every episode failed, for reasons of ours.
+            RunError: every episode failed for reasons other than the policy.
         """
         plan = self.algorithm.plan
 
@@ -175,7 +175,7 @@ class Collector:
         return "" if "" in reasons else next(iter(reasons), "no tokens to train on")
 
     def _group_stats(self, group: AnyGroup, player: str) -> GroupStats:
-        """The valid rollouts that *player* took part in: the rollouts of a player are compared among themselves."""
+        """Statistics of the valid rollouts with *player*; each player is compared with itself only."""
         rollouts = [r for r in group.valid if player in r.transcripts]
         outcomes = tuple(r.outcome.of_player(player) if r.outcome else 0.0 for r in rollouts)
         shaping = [r.shaping.of_player(player) if r.shaping else 0.0 for r in rollouts]
@@ -187,18 +187,21 @@ class Collector:
         return GroupStats(outcomes=outcomes, totals=totals, requested=len(group.rollouts))
 
     def metrics(self, collected: Collected) -> dict[str, Any]:
-        """Metrics of what the plan did in the step of *collected*."""
+        """Metrics of the curriculum and the plan in the step of *collected*."""
         plan, valid = self.algorithm.plan, [r for g in collected.tried for r in g.valid]
         metrics: dict[str, Any] = {**self.curriculum.metrics()}
         if plan.resample != "none":
             metrics |= collected.metrics()
         if plan.thinking_budget is not None and valid:
-            metrics["thinking_budget.reached"] = sum(map(_reached_thinking_budget, valid)) / len(valid)
+            forced = [
+                any(TokenSource.FORCED in b.sources for t in r.transcripts.values() for b in t.branches) for r in valid
+            ]
+            metrics["thinking_budget.reached"] = sum(forced) / len(valid)
         return metrics
 
 
 class _Supply:
-    """Hands out tasks within a step's budget, and remembers what became of the groups."""
+    """Draws tasks within the budget of a step and records the results of the groups."""
 
     def __init__(
         self, plan: SamplingPlan, groups: int, draw: Callable[[], RolloutRequest], rejection: Callable[[AnyGroup], str]
@@ -207,12 +210,12 @@ class _Supply:
         self._groups, self._draw, self._rejection = groups, draw, rejection
         self._drawn = 0
         self._reasons: dict[int, str] = {}
-        self._failed: Counter[str] | None = Counter()  # None once an episode did not
+        self._failed: Counter[str] | None = Counter()  # None once an episode is valid
         self.accepted = 0
         self.cause = ""
 
     def take(self, count: int) -> list[RolloutRequest]:
-        """The next *count* tasks, or as many as there may still be."""
+        """The next *count* tasks, or fewer if the budget ends."""
         requests: list[RolloutRequest] = []
         while len(requests) < count and self._left:
             try:
@@ -225,18 +228,18 @@ class _Supply:
             self._left -= 1
         self._drawn += len(requests)
         if len(requests) < count:
-            self.cause = self.cause or f"{self._drawn} groups were tried, as many as plan.attempts allows"
+            self.cause = self.cause or f"{self._drawn} groups were tried, the limit of plan.attempts"
         return requests
 
     def follow(self, group: AnyGroup) -> Sequence[RolloutRequest]:
-        """What is tried in the place of *group*: nothing where it is accepted."""
+        """The replacement of *group*: none if it is accepted."""
         return self.take(1) if self.reason(group) else ()
 
     def reason(self, group: AnyGroup) -> str:
-        """Why *group* is refused.
+        """Why *group* is rejected; empty if it is accepted.
 
         Raises:
-            RunError: a whole batch of groups failed, for reasons of ours, before any did not.
+            RunError: the first groups, as many as a batch has, all failed for reasons other than the policy.
         """
         if group.index not in self._reasons:
             reason = self._reasons[group.index] = self._rejection(group)
@@ -252,7 +255,3 @@ class _Supply:
         if len(self._reasons) >= self._groups:
             reason, count = self._failed.most_common(1)[0]
             raise RunError(f"all {self._failed.total()} episodes of the step failed, {count} of them with {reason}")
-
-
-def _reached_thinking_budget(rollout: Rollout[Any, Any]) -> bool:
-    return any(TokenSource.FORCED in branch.sources for t in rollout.transcripts.values() for branch in t.branches)

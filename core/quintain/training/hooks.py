@@ -1,4 +1,4 @@
-"""Hooks: what a plugin may observe of a run. A plugin that fails is reported; the run and the other plugins go on.
+"""Hooks: events of a run that plugins observe. A failing plugin is reported; the run and other plugins continue.
 
 A hook plugin is a module (or object) named by an entry point of the group ``quintain.plugins``; it defines functions
 called ``quintain_on_*``. Each takes one argument, ``event``, a frozen record of plain values, or none; its return value
@@ -28,7 +28,7 @@ from ..registry.lookup import Registry, current
 PREFIX = "quintain_on_"
 hookspec = pluggy.HookspecMarker("quintain")
 hookimpl = pluggy.HookimplMarker("quintain")
-"""Marks an implementation; optional, since the prefix says it already. For ``tryfirst`` and ``trylast``."""
+"""Marks an implementation; needed only for ``tryfirst`` and ``trylast``, since the prefix identifies hooks."""
 
 log = logging.getLogger("quintain.plugins")
 
@@ -148,7 +148,7 @@ def _specified(kind: type[Event]) -> Callable[[Any], None]:
 
 
 Specification = type("Specification", (), {kind.hook: _specified(kind) for kind in EVENTS})
-"""Every hook, as pluggy reads them: one per event."""
+"""The hook specifications for pluggy: one per event."""
 
 
 @dataclass(kw_only=True)
@@ -167,7 +167,7 @@ class Failure:
 
 
 class _Manager(pluggy.PluginManager):
-    """Takes every function with our prefix as an implementation, marked or not, so that a misspelled one is found."""
+    """Registers every function with the prefix, marked or not, so that misspelled hooks are detected."""
 
     def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
@@ -180,10 +180,10 @@ class Hooks:
     """The hook plugins of one run.
 
     Args:
-        strict: raise a plugin's failure instead of recording it; ``None`` reads ``QUINTAIN_STRICT_PLUGINS``.
+        strict: raise the failure of a plugin instead of recording it; ``None`` reads ``QUINTAIN_STRICT_PLUGINS``.
 
     Attributes:
-        failures: of plugins so far, one per plugin and hook.
+        failures: one per plugin and hook.
     """
 
     def __init__(self, *, strict: bool | None = None) -> None:
@@ -194,11 +194,11 @@ class Hooks:
 
     @classmethod
     def installed(cls, *, registry: Registry | None = None, strict: bool | None = None) -> Hooks:
-        """Load the installed hook plugins: all, or those that ``QUINTAIN_PLUGINS`` names (commas between; empty: none).
+        """Load the installed hook plugins: all, or those in ``QUINTAIN_PLUGINS`` (comma-separated; empty: none).
 
         Raises:
-            UnknownNameError: ``QUINTAIN_PLUGINS`` names one that is not installed.
-            PluginError: one cannot be loaded, and we are strict.
+            UnknownNameError: a plugin in ``QUINTAIN_PLUGINS`` is not installed.
+            PluginError: a plugin cannot be loaded, in strict mode.
         """
         hooks = cls(strict=strict)
         registry = registry or current()
@@ -231,10 +231,10 @@ class Hooks:
             raise PluginError(f"plugin {name!r}: {fault}")
 
     def emit(self, event: Event) -> None:
-        """Call every plugin's hook. One that raises is recorded, and the others are called all the same.
+        """Call the hook of every plugin; an exception is recorded and the other plugins are still called.
 
         Raises:
-            PluginError: a plugin raised, and we are strict.
+            PluginError: a plugin raised, in strict mode.
         """
         for implementation in reversed(getattr(self._manager.hook, event.hook).get_hookimpls()):
             try:
@@ -252,7 +252,7 @@ class Hooks:
             self._manager.unregister(plugin)
 
     def _fault(self, plugin: object) -> str:
-        """Why *plugin*, which is registered, cannot be used; empty where it can."""
+        """Why the registered *plugin* cannot be used; empty if it can."""
         names = [event.hook for event in EVENTS]
         for caller in self._manager.get_hookcallers(plugin) or []:
             if not caller.has_spec():
@@ -261,7 +261,7 @@ class Hooks:
                 wraps = implementation.wrapper or implementation.hookwrapper
                 awaits = inspect.iscoroutinefunction(implementation.function)
                 if implementation.plugin is plugin and (wraps or awaits):
-                    return f"{caller.name} is to be a plain function: hooks observe, they neither await nor wrap"
+                    return f"{caller.name} must be a plain function: hooks neither await nor wrap"
         return ""
 
     def _record(self, plugin: str, hook: str, error: Exception) -> None:
@@ -276,10 +276,10 @@ class Hooks:
 
 
 def allowed(components: Sequence[Component], names: str | None) -> list[Component]:
-    """Those of *components* that the comma-separated *names* let through; ``None`` lets all through.
+    """Those of *components* that are in the comma-separated *names*; all for ``None``.
 
     Raises:
-        UnknownNameError: a name that fits none.
+        UnknownNameError: a name matches no component.
     """
     if names is None:
         return list(components)

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly stop, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first signal requests an orderly stop, the second stops at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .screen import Screen
 def stop_on_signal(
     screen: Screen, announcement: str, on_stop: Callable[[], object] = lambda: None
 ) -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether the user asked to stop; a second signal raises `KeyboardInterrupt`.
+    """Yield a function that returns whether a stop was requested; a second signal raises `KeyboardInterrupt`.
 
     Main thread only. *on_stop* is called inside the signal handler, between two arbitrary instructions.
 
     Args:
-        announcement: the line that the screen shows at the first signal.
-        on_stop: called then; an event loop is woken with ``loop.call_soon_threadsafe``.
+        announcement: line on the screen at the first signal.
+        on_stop: called at the first signal; an event loop is woken with ``loop.call_soon_threadsafe``.
     """
     asked = False
 

@@ -1,13 +1,13 @@
-"""Episodes of the present step run once more, for advantages that compare a sample with what might have been.
+"""Replays of the episodes of the current step, for counterfactual advantages.
 
-A run offers it to the pieces of its algorithm as the service ``replay``::
+A run provides them to the pieces of its algorithm as the service ``replay``::
 
     @advantage
     async def greedy(step: Step, *, engine: TokenEngine = need("policy"), replay: Replay = need()) -> list[float]:
         ...
 
-A piece brings an engine of its own that decides what is sampled; the environment, its tools and its rewards run as they
-did the first time.
+A piece passes its own engine, which decides what is sampled; the environment, its tools and its rewards run as in the
+first rollout.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Replays:
     _rollout_context: RolloutContext | None = None
 
     def take(self, played: Sequence[AnyRollout], context: RolloutContext) -> None:
-        """Remember the rollout of each sample of a step's batch, and what its episodes shared."""
+        """Store the rollout of each sample of a batch, and their context."""
         self._played, self._rollout_context = tuple(played), context
 
     async def __call__(self, selections: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
-        """Run samples again: see `quintain.interfaces.service.Replay`."""
+        """Replay samples, each with an engine: see `quintain.interfaces.service.Replay`."""
         if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
         requests = [self._request(self._played[sample], engine) for sample, engine in selections]

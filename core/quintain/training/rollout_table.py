@@ -1,6 +1,6 @@
-"""Rollouts as a table: one row each, for `datasets`, notebooks and scoring again.
+"""Rollouts as a table, one row each, for `datasets`, notebooks and re-scoring.
 
-Columns for people and quick looks stand beside ``rollout``, the whole record as JSON.
+The column ``rollout`` has the full record as JSON; the other columns are a convenience.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ def schema() -> pyarrow.Schema:
     """The columns.
 
     ``task``, ``messages``, ``outcome_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are JSON text. ``token_*``
-    describe the last branch of the policy's own player, token by token: id, sampling log-prob (0 where not sampled),
-    weight version (-1 where not sampled) and source (`quintain.types.transcript.Source`); the rest is in ``rollout``.
+    describe the last branch of the policy's own player, token by token: id, sampling log-prob (0 if not sampled),
+    weight version (-1 if not sampled) and source (`quintain.types.transcript.TokenSource`); the rest is in ``rollout``.
     """
     import pyarrow as pa
 
     text, integer, number = pa.string(), pa.int64(), pa.float64()
-    flat_tokens = {
+    columns = {
         "step": integer,
         "environment": text,
         "group": integer,
@@ -53,7 +53,7 @@ def schema() -> pyarrow.Schema:
         "token_sources": pa.list_(pa.int8()),
         "rollout": text,
     }
-    return pa.schema(list(flat_tokens.items()))
+    return pa.schema(list(columns.items()))
 
 
 def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]]) -> bytes:
@@ -114,5 +114,5 @@ def _last_branch(rollout: Rollout[Any, Any]) -> Branch:
 
 
 def _readable(text: str) -> str:
-    """Text that Parquet takes: half of a surrogate pair, which JSON can escape, becomes a question mark."""
+    """Text without lone surrogates, which JSON can escape and Parquet cannot store; they become question marks."""
     return text.encode("utf-8", "replace").decode("utf-8")

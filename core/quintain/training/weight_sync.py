@@ -1,4 +1,4 @@
-"""From the learner to the sampler: at once, or some versions late."""
+"""Weight synchronisation from the learner to the engine, at once or with staleness."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ..interfaces.engine import TokenEngine, Weights
 
 
 class WeightCopy(Protocol):
-    """A module apart from the learner's, for an engine that decodes a live module (see `models.snapshot.Snapshot`)."""
+    """A copy of the learner's module, for an engine that decodes a live module (see `models.snapshot.Snapshot`)."""
 
     def refresh(self, weights: Weights | None) -> None: ...
 
 
 @dataclass(kw_only=True)
 class SyncedWeights:
-    """A copy of published weights, in the memory of the host."""
+    """A copy of published weights in host memory."""
 
     version: int
     by_name: Mapping[str, Any]
@@ -41,13 +41,13 @@ class SyncedWeights:
 
 
 class WeightSync:
-    """Brings the learner's weights to the engine, *staleness* synced versions late; the first ones at once.
+    """Sends the learner's weights to the engine, *staleness* versions late; the first version at once.
 
-    A synchronous run's model of asynchrony: the sampler is behind as it would be beside a learner that does not wait
-    for it, but always by the same number of versions, and the run repeats bit for bit.
+    A deterministic model of asynchronous training: the sampler is always the same number of versions behind, and the
+    run is reproducible bit for bit.
 
     Args:
-        weight_copy: what the engine decodes, where that is a live module; with staleness it must not be the learner's.
+        weight_copy: the module that the engine decodes, if it decodes a live one and there is a staleness.
     """
 
     def __init__(self, engine: TokenEngine, *, staleness: int = 0, weight_copy: WeightCopy | None = None) -> None:
@@ -55,7 +55,7 @@ class WeightSync:
         self._held: list[SyncedWeights] = []  # the last staleness + 1, the oldest first
 
     async def sync(self, weights: Weights) -> None:
-        """A new version is there, or the same one once more."""
+        """Send a new version of the weights; the same version may be sent again."""
         if not self._staleness:
             await self._update(weights)
             return
@@ -66,7 +66,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def newest(self, weights: Weights) -> AsyncIterator[None]:
-        """Inside, the engine samples with *weights*, the newest ones; afterwards as before."""
+        """Inside the block, the engine samples with *weights*, the newest version; afterwards as before."""
         if self._engine.version == weights.version:
             yield
             return
@@ -85,7 +85,7 @@ class WeightSync:
         version = await self._engine.update(weights)
         if version != weights.version:
             raise PluginError(
-                f"engine {self._engine.name!r} says that it took up version {version} of the weights; expected "
+                f"engine {self._engine.name!r} returned version {version} of the weights; expected "
                 f"{weights.version}: its `update` must return `weights.version`"
             )
 
@@ -94,5 +94,5 @@ class WeightSync:
         return [{"version": w.version, "tensors": dict(w.by_name)} for w in self._held[:-1]]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Take up what `state` gave; then `publish` the learner's own version."""
+        """Restore the value of `state`; call `sync` with the learner's weights afterwards."""
         self._held = [SyncedWeights(version=synced["version"], by_name=synced["tensors"]) for synced in state]
