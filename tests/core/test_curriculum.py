@@ -73,7 +73,7 @@ def test_visits_count_how_often_a_task_came_up_before() -> None:
 def test_changed_tasks_are_noticed() -> None:
     c = Curriculum([Finite(size=7)], names=["mine"])
     c.pick(4)
-    with pytest.raises(RunError, match="mine do not yield the tasks of the checkpoint"):
+    with pytest.raises(RunError, match="mine no longer yield the tasks of the checkpoint"):
         Curriculum([Finite(size=8)], names=["mine"]).restore(c.state())
 
 

@@ -322,7 +322,7 @@ def test_what_cannot_be_extended_is_refused(tmp_path: Path, text: str, words: li
 
 
 def test_extends_is_not_for_the_command_line() -> None:
-    with pytest.raises(RecipeError, match="'extends' stands in a recipe file"):
+    with pytest.raises(RecipeError, match="'extends' is valid only at the top of a recipe file"):
         Recipe.parse(SMALL, ["extends=quickstart"])
 
 

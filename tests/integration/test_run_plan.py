@@ -224,7 +224,7 @@ def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp
     kept = {task for task, rate in rates.items() if 0.2 <= rate <= 0.8}
     tried = {row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)}
 
-    assert any("measuring difficulty 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
+    assert any("measuring the difficulty of 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
     assert not any("probing" in phase for phase in second.phases)
     assert 12 == len(rates) > len(kept) >= len(tried)
     assert tried <= kept
@@ -275,7 +275,7 @@ def test_measuring_difficulty_goes_on_chunk_by_chunk(
     summary = run(place, None, second)
     calm = run(tmp_path / "calm", told)
 
-    assert any("measuring difficulty 7 tasks" in phase for phase in second.phases)
+    assert any("measuring the difficulty of 7 tasks" in phase for phase in second.phases)
     assert metrics(tmp_path / "calm") == metrics(place)
     whole = json.loads((place / "difficulty.json").read_text())
     assert whole["seconds"] == summary["seconds"]["difficulty"] > kept["seconds"]

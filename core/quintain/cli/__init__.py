@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
-    "eval": ("quintain.cli.evaluate:evaluate", "Measure a model, a server or a control on an environment."),
+    "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),
-    "list": ("quintain.cli.listing:list_", "List what is installed, importing none of it."),
-    "info": ("quintain.cli.info:info", "Show a component's configuration, services and documentation."),
-    "doctor": ("quintain.cli.doctor:doctor", "Import every component, time it, and report what is broken."),
+    "list": ("quintain.cli.listing:list_", "List installed components without importing them."),
+    "info": ("quintain.cli.info:info", "Describe a component: settings, services and documentation."),
+    "doctor": ("quintain.cli.doctor:doctor", "Import and time every component and report errors."),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 

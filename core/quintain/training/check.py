@@ -35,7 +35,8 @@ def check_recipe(recipe: Recipe) -> None:
     algorithm = resolve_algorithm(recipe)
     check_group_size(recipe, algorithm)
     as_device(recipe.model.device)
-    check_engine(recipe)
+    engine = engine_kind(recipe)
+    check_args(engine.sharing if shares(engine) else engine, recipe.engine.args, who="[engine]")
     model_source(recipe)
     specs = [resolve_environment_table(table) for table in recipe.environments]
     slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
@@ -63,16 +64,6 @@ def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
             f"batch.group_size is {group_size}, and algorithm {recipe.algorithm.use!r} accepts no group of that size "
             f"({rejected}): use a larger group, or an algorithm without groups such as reinforce"
         )
-
-
-def check_engine(recipe: Recipe) -> None:
-    """Refuse an engine that cannot train, and invalid arguments.
-
-    Raises:
-        UsageError: the engine cannot train, or an argument is invalid.
-    """
-    kind = engine_kind(recipe)
-    check_args(kind.sharing if shares(kind) else kind, recipe.engine.args, who="[engine]")
 
 
 def check_tasks(recipe: Recipe, spec: EnvironmentSpec, algorithm: Algorithm) -> None:

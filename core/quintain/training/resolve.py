@@ -25,7 +25,7 @@ from .tasks import Curriculum
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
-    """An environment chosen and configured, but without its services yet."""
+    """A configured environment without its services."""
 
     name: str
     component: type[Environment[Any, Any]]
@@ -37,7 +37,7 @@ class EnvironmentSpec:
 
     @property
     def slots(self) -> set[str]:
-        """The service slots that its fields and rewards need."""
+        """The service slots of its fields and rewards."""
         rewards: Iterable[Reward | None] = (
             self.reward or getattr(self.component, "reward", None),
             self.shaping or self.component.shaping,
@@ -49,7 +49,7 @@ class EnvironmentSpec:
         """The environment, with *services* by slot.
 
         Raises:
-            BindingError: an argument does not fit, or a service is missing.
+            BindingError: an argument is invalid, or a service is missing.
         """
         environment: Environment[Any, Any] = bind(self.component, self.args, services, who=f"environment {self.name!r}")
         limits = self.table.limits.over(self.component.limits) if self.table else None
@@ -65,12 +65,12 @@ def resolve_environment(
     system: str | None = None,
     table: EnvironmentTable | None = None,
 ) -> EnvironmentSpec:
-    """Find environment *name* and read its reward expressions.
+    """Find environment *name* and parse its reward expressions.
 
     Raises:
         UnknownNameError: no such environment or reward.
-        PluginError: what the name points at cannot be loaded, or is no environment.
-        RecipeError: an expression that cannot be read, or no reward at all.
+        PluginError: the component cannot be loaded, or is not an environment.
+        RecipeError: an expression is invalid, or there is no reward.
     """
     component = current().load("environment", name)
     if not (isinstance(component, type) and issubclass(component, Environment)):
@@ -99,7 +99,7 @@ def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
 
 
 def is_model_source(name: str) -> bool:
-    """Whether ``model.name`` means a component (of a plugin that is not installed, perhaps) and no folder or hub id."""
+    """Whether ``model.name`` is a component (also of a known plugin that is not installed), not a folder or hub id."""
     if ":" in name:
         return not Path(name).exists()
     return ("model", name) in PLUGINS or bool(current().matching(name, "model"))
@@ -112,12 +112,12 @@ async def opened_environments(
     """Start the services that environments need, except the policy; yield the environments and the services by slot.
 
     Args:
-        choices: what fills a slot.
-        fix: how an error says to fill a ``{slot}``.
+        choices: the service of each slot.
+        fix: the advice of an error about an empty ``{slot}``.
 
     Raises:
-        RecipeError: nothing fills a slot.
-        BindingError: an argument of an environment does not fit.
+        RecipeError: a slot has no service.
+        BindingError: an argument of an environment is invalid.
     """
     slots = {slot for spec in specs for slot in spec.slots} - {"policy"}
     async with opened(choices, slots, {}, fix=fix) as services:
@@ -134,10 +134,10 @@ def _reward(name: str) -> Any:
 
 
 def resolve_algorithm(recipe: Recipe) -> Algorithm:
-    """The algorithm that the recipe names, with its changes.
+    """The algorithm of the recipe, with its changes.
 
     Raises:
-        PluginError: the name is that of something else.
+        PluginError: the component is not an algorithm.
     """
     algorithm = current().load("algorithm", recipe.algorithm.use)
     if not isinstance(algorithm, Algorithm):
@@ -150,7 +150,7 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     """The class of the curriculum that *plan* needs.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: the curriculum is not installed.
     """
     shuffled = plan.order == "shuffled" and plan.drop_solved is None and not plan.difficulty_samples
     if shuffled:
@@ -166,25 +166,25 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
 
 
 def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
-    """What fills each service slot: as the recipe says, else as the algorithm does."""
+    """The component of each service slot: that of the recipe, else that of the algorithm."""
     return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | dict(recipe.services)
 
 
 def engine_kind(recipe: Recipe) -> Any:
-    """The class of the engine that the recipe names.
+    """The class of the recipe's engine.
 
     Raises:
-        UsageError: it gives no exact tokens, so it cannot train.
+        UsageError: the engine returns no exact tokens, so it cannot train.
     """
     kind: Any = current().load("engine", recipe.engine.use)
     if not (isinstance(kind, type) and issubclass(kind, TokenEngine)):
         raise UsageError(
-            f"engine {recipe.engine.use!r} cannot train: it gives no exact tokens; `quintain eval` can use it. "
-            'For training take engine.use = "embedded"'
+            f"engine {recipe.engine.use!r} cannot train: it returns no exact tokens; `quintain eval` can use it. "
+            'For training set engine.use = "embedded"'
         )
     return kind
 
 
 def shares(kind: Any) -> bool:
-    """Whether engines of *kind* can decode the learner's own module; others get its weights through `update` alone."""
+    """Whether engines of *kind* can decode the learner's module; others receive its weights only by `update`."""
     return isinstance(kind, SharesModule)

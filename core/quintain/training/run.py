@@ -1,4 +1,4 @@
-"""A run: the objects that take part in it, its state, and the operations that `training/loop.py` puts together."""
+"""A run: its components, its state, and the operations that `training/loop.py` calls."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A = TypeVar("A")
 
 @dataclass
 class RunState:
-    """What a checkpoint holds besides model, optimizer, curriculum and services.
+    """The counters of a run in a checkpoint, besides model, optimizer, curriculum and services.
 
     Attributes:
         step: the last complete step.
@@ -54,14 +54,14 @@ class RunState:
 
 
 class Clock:
-    """Adds up the seconds of each phase, here and in the clock it was forked from."""
+    """Adds up the seconds of each phase, also in the clock it was forked from."""
 
     def __init__(self, spent: dict[str, float], parent: Clock | None = None) -> None:
         self.spent = spent
         self._parent = parent
 
     def fork(self) -> Clock:
-        """A clock of its own that also adds to this one."""
+        """A new clock that also adds to this one."""
         return Clock({}, self)
 
     @contextmanager
@@ -81,13 +81,13 @@ class Clock:
 
 @dataclass(kw_only=True)
 class Run:
-    """A run and all that takes part in it.
+    """A run and its components.
 
     Attributes:
-        stop: set where the user asks to stop.
-        whole: false between an update and its record, when a checkpoint would hold half a step.
-        undone: what curriculum and services held before a step that an error ended; a checkpoint takes this in place of
-            their present state.
+        stop: set when the user requests a stop.
+        whole: false between an update and its record, when a checkpoint would contain half a step.
+        undone: state of curriculum and services before a step that an error ended; a checkpoint saves it instead of
+            their current state.
     """
 
     recipe: Recipe
@@ -120,7 +120,7 @@ class Run:
 
     # ---------------------------------------------------------------- when to stop, evaluate and save
     def finished(self) -> bool:
-        """Whether the run has reached an end that the recipe names."""
+        """Whether the run has reached ``run.steps`` or a limit of ``[stop]``."""
         limit, state = self.recipe.stop, self.state
         if self.accurate():
             return True
@@ -138,19 +138,19 @@ class Run:
         return limit is not None and self.state.accuracy is not None and self.state.accuracy >= limit
 
     def due(self, every: int) -> bool:
-        """Whether an action that happens *every* that many steps is due after this step; 0 is never."""
+        """Whether an action of every *every* steps is due after this step; 0 is never."""
         return every > 0 and self.state.step % every == 0
 
     # ---------------------------------------------------------------- evaluation
     async def evaluate_if_due(self, *, last: bool = False) -> dict[str, Any]:
-        """Held-out metrics before training, every ``evaluation.every`` steps and after the last step; else none."""
+        """Held-out metrics before training, every ``evaluation.every`` steps and after the last step; else empty."""
         table = self.recipe.evaluation
         if not (self.due(table.every) or (last and table.every)):
             return {}
         return await self.evaluate(table.split, table.tasks)
 
     async def final_evaluation(self, when: str) -> dict[str, Any]:
-        """Evaluate on the test split: once before training, once after. It decides nothing, it is only reported."""
+        """Evaluate on the test split, before and after training, for the summary only."""
         table, dev = self.recipe.evaluation.test, (self.state.accuracy, self.state.measured)
         if table.tasks == 0:
             return {"accuracy": None}
@@ -163,7 +163,7 @@ class Run:
         return metrics
 
     async def evaluate(self, split: str, tasks: int | None) -> dict[str, Any]:
-        """Held-out metrics of the policy as it is now, over all environments of the recipe."""
+        """Held-out metrics of the current policy over all environments of the recipe."""
         with self.clock("evaluation"):
             async with self.weight_sync.newest(self.learner.weights()):
                 results = [await self._evaluate(i, split, tasks) for i in range(len(self.collector.environments))]
@@ -195,16 +195,16 @@ class Run:
 
     # ---------------------------------------------------------------- a step
     def report(self, step: int, collected: Collected) -> None:
-        """Count the failed rollouts of a step, and show notices on why groups are missing and tasks come back."""
+        """Count the failed rollouts of a step; report missing groups and notices of the curriculum."""
         self.count_failures(failures_in(collected.tried))
         if collected.cause:
             accepted = f"{len(collected.accepted)} of {collected.size} groups were accepted"
-            self.screen.note(f"step {step}: {accepted}, the step goes on with them: {collected.cause}")
+            self.screen.note(f"step {step}: {accepted}, the step continues with them: {collected.cause}")
         for line in self.collector.curriculum.notices():
             self.screen.note(f"step {step}: {line}")
 
     def batch_settings(self) -> dict[str, Any]:
-        """What the learner needs to know of how the rollouts were sampled."""
+        """The sampling settings that the learner needs."""
         sampling = self.recipe.sampling
         return {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens or self.engine.context}
 
@@ -216,14 +216,14 @@ class Run:
                 self.screen.warn(f"{count} episodes failed and were left out: {kind}")
 
     def complete(self, step: int, groups: Sequence[AnyGroup]) -> None:
-        """Advance the state of the run by one step, and tell the curriculum how its tasks went."""
+        """Advance the state of the run by one step, and record the outcomes in the curriculum."""
         self.state.step = step
         self.collector.curriculum.record({g.index: success_of(g) for g in groups})
         self.state.samples += sum(len(g.rollouts) for g in groups)
         self.state.tokens += sum(r.tokens for g in groups for r in g.rollouts)
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
-        """Write the step to disk, with the names of the active alerts; then tell the hooks and the screen."""
+        """Write the step to disk, with the names of the active alerts; then notify hooks and screen."""
         alerts = self.alerts.see({"step": step, **metrics})
         metrics = {**metrics, "alerts": list(alerts.active)}
         with self.clock("record"):
@@ -238,7 +238,7 @@ class Run:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """If an error ends the block, a checkpoint and the random generators are as if the block had not begun."""
+        """If an error ends the block, restore the state before it in the random generators and the next checkpoint."""
         before = {"curriculum": self.collector.curriculum.state(), "services": held_back(states(self.services))}
         drawn = generators()
         try:
@@ -256,10 +256,10 @@ class Run:
         self.whole = True
 
     async def until_stopped(self, work: Awaitable[A]) -> A:
-        """The result of *work*, which is cancelled where the user asks to stop.
+        """The result of *work*, which is cancelled if the user requests a stop.
 
         Raises:
-            Interrupted: the user did.
+            Interrupted: the user requested a stop.
         """
         task = asyncio.ensure_future(work)
         asked = asyncio.ensure_future(self.stop.wait())
@@ -275,7 +275,7 @@ class Run:
 
     # ---------------------------------------------------------------- checkpoints and the end
     def save(self) -> None:
-        """Save a checkpoint of the last complete step, unless there is one."""
+        """Save a checkpoint of the last complete step, unless it is saved already."""
         state = self.state
         if not self.whole or not state.step or self.checkpoints.has(state.step):
             return
@@ -292,7 +292,7 @@ class Run:
         self.hooks.emit(CheckpointSaved(step=state.step, path=str(path.absolute()), best=better))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; its services restored their states when they started."""
+        """Continue from a checkpoint; services restored their states when they started."""
         content = checkpoint.restore(self.learner)
         self.state = RunState(**content["run"])
         self.collector.curriculum.restore(content["curriculum"])
@@ -301,13 +301,13 @@ class Run:
         self.alerts = AlertMonitor(self.folder.metrics())
 
     def report_hooks(self) -> None:
-        """Name the hook plugins that failed, and close all."""
+        """Report the hook plugins that failed, and close all."""
         for line in self.hooks.report():
             self.screen.warn(line)
         self.hooks.close()
 
     def summary(self, *, after: Mapping[str, Any]) -> dict[str, Any]:
-        """What ``summary.json`` holds."""
+        """The content of ``summary.json``."""
         state = self.state
         return {
             "run": self.folder.name,

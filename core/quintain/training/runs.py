@@ -33,16 +33,16 @@ class RunInfo:
 
 
 def list_runs(folder: str | Path) -> list[RunInfo]:
-    """The runs in *folder*, the one that changed last first. A damaged run is a row with its fault."""
+    """The runs in *folder*, most recently changed first. A damaged run is a row with its fault."""
     paths = [p.parent for p in Path(folder).glob("*/recipe.toml")]
     return sorted(map(_info, paths), key=lambda r: (-r.changed, r.name))
 
 
 def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
-    """The run folder that a person means: a path, or a name in *folder*.
+    """The run folder *run*: a path, or a name in *folder*.
 
     Raises:
-        UnknownNameError: there is none; the nearest name is shown.
+        UnknownNameError: there is none; the message has the nearest name.
     """
     for path in (Path(run), Path(folder) / run):
         if (path / "recipe.toml").is_file():
@@ -51,10 +51,10 @@ def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
 
 
 def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
-    """The model that a person means by *name*, for `load_model`, and the system message it was trained with.
+    """The path or id of the model *name*, for `load_model`, and its system message in training.
 
     *name* is a run (its best checkpoint, or the last), a checkpoint, a folder with a model, or a Hugging Face id. The
-    message is empty where the recipe does not say it.
+    message is empty if the recipe has none.
 
     Raises:
         RunError: the run has no checkpoint yet.
@@ -70,13 +70,13 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
     run = RunFolder(path, lock=False)
     checkpoint = best(run)
     if checkpoint is None:
-        raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` goes on with it")
+        raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` continues it")
     rows = tomllib.loads(run.recipe()).get("environments", [])
     return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
 
 
 def free_name(folder: str | Path, stem: str) -> str:
-    """*stem*-1, *stem*-2, ...: the first that no run in *folder* has."""
+    """The first unused name of *stem*-1, *stem*-2, ... in *folder*."""
     taken = {p.name for p in Path(folder).glob(f"{stem}-*")}
     return next(name for i in range(1, len(taken) + 2) if (name := f"{stem}-{i}") not in taken)
 

@@ -1,4 +1,4 @@
-"""What a run shows while it works: live progress on a terminal, plain lines elsewhere."""
+"""Progress of a run: a live display on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Screen(AbstractContextManager["Screen"]):
-    """Plain lines, one per event: for logs and pipes. `for_terminal` gives the live one.
+    """Plain lines, one per event, for logs and pipes; `for_terminal` returns the live screen on a terminal.
 
     Args:
-        out: where to write.
-        quiet: write nothing but warnings.
+        out: stream to write to.
+        quiet: write only warnings.
     """
 
     def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
@@ -34,12 +34,12 @@ class Screen(AbstractContextManager["Screen"]):
         return None
 
     def note(self, text: str) -> None:
-        """One line for people."""
+        """Print one line, unless quiet."""
         if not self._quiet:
             self._print(text)
 
     def warn(self, text: str) -> None:
-        """One line that must be seen."""
+        """Print a warning, also if quiet."""
         self._print(f"warning: {text}")
 
     def start(self, steps: int, done: int = 0) -> None:
@@ -47,17 +47,17 @@ class Screen(AbstractContextManager["Screen"]):
         self._steps, self._done_before, self._began = steps, done, time.monotonic()
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """What is going on now, of *total* pieces."""
+        """Start the phase *name*, with *total* items."""
 
     def advance(self, piece: object = None) -> None:
-        """One piece of the phase is done."""
+        """Count one item of the phase."""
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """A step is done."""
+        """Print the metrics of a step."""
         self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
 
     def alerts(self, change: Change, metrics: Mapping[str, Any]) -> None:
-        """Say which alerts began (also where only warnings are shown) and which ended, each once."""
+        """Print the alerts that began (also if quiet) and ended."""
         for alert in change.begun:
             self._print(f"alert: {alert.sentence(metrics)}")
         for alert in change.ended:
@@ -72,7 +72,7 @@ class Screen(AbstractContextManager["Screen"]):
 
 
 class LiveScreen(Screen):
-    """A progress bar of the steps, one of the phase, and the last steps above them."""
+    """Progress bars of the run and the phase, below the lines of the last steps."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         super().__init__(out)
@@ -138,12 +138,12 @@ SHOWN = (
 
 
 def line(metrics: Mapping[str, Any]) -> str:
-    """The metrics that people look at, on one line."""
+    """The main metrics on one line."""
     return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
 
 
 def program() -> str:
-    """What to type for ``quintain`` here: the name where the path has it, else the way to the running installation."""
+    """The shell command for ``quintain``: its name if it is on the path, else a path to the running installation."""
     if shutil.which("quintain"):
         return "quintain"
     python = Path(sys.executable)

@@ -1,4 +1,4 @@
-"""Where the model that a run trains comes from: components of the kind ``model``, and core's own for Hugging Face."""
+"""Sources of the model to train: components of the kind ``model``; core's own is ``hf``, for Hugging Face."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .screen import Screen
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRequest:
-    """What a run tells a model source.
+    """The request of a run to a model source.
 
     Attributes:
         name: ``model.name`` of the recipe.
         seed: of the run.
-        device: to put the module on; ``auto`` is the GPU where there is one.
+        device: of the module; ``auto`` is the GPU if there is one.
         dtype: of the learner's master weights, ``float32`` or ``float64``.
-        lora: fields of `peft.LoraConfig`, where adapters train instead of the weights.
+        lora: fields of `peft.LoraConfig`, to train adapters instead of the weights.
         specs: the environments of the run, in order, without their services.
-        services: what fills each service slot.
+        services: the service of each slot.
         screen: for progress and notes.
     """
 
@@ -44,7 +44,7 @@ class ModelRequest:
 
     @classmethod
     def of(cls, recipe: Recipe, screen: Screen, specs: Sequence[EnvironmentSpec] | None = None) -> ModelRequest:
-        """The request of *recipe*; *specs* are those of its environments where they are not given."""
+        """The request of *recipe*; *specs* are resolved from its environments by default."""
         table = recipe.model
         return cls(
             name=table.name,
@@ -58,25 +58,25 @@ class ModelRequest:
         )
 
     def load_model(self, path: str | Path) -> LoadedModel:
-        """Load the model of a folder, or of the hub, as the request says.
+        """Load a model from a folder or the hub, with the settings of the request.
 
         Raises:
-            UsageError: it cannot be loaded.
+            UsageError: the model cannot be loaded.
         """
         self.screen.phase(f"loading {self.name}")
         return load_model(path, device=self.device, dtype=self.dtype, lora=self.lora)
 
 
 class ModelSource(ABC):
-    """Brings the model that a run trains. Its constructor takes the settings of ``[model.start] args``."""
+    """Provides the model to train. Its constructor takes the settings of ``[model.start] args``."""
 
     @abstractmethod
     def load(self, request: ModelRequest) -> LoadedModel:
         """The model that reinforcement learning begins with.
 
         Raises:
-            UsageError: the source cannot bring it.
-            StorageError: there is no room for it.
+            UsageError: the source cannot provide the model.
+            StorageError: no room to save it.
         """
 
     def load_base(self, request: ModelRequest) -> LoadedModel:
@@ -94,12 +94,12 @@ class HFModel(ModelSource):
 def model_source(recipe: Recipe) -> ModelSource:
     """The source of the recipe's model, with its settings: the component of that name, or ``hf``.
 
-    Settings are for a component alone: a recipe keeps those of the default model where ``--model`` names another one.
+    Settings apply only to a component: a recipe may keep those of the default model if ``--model`` replaces it.
 
     Raises:
-        UnknownNameError: the component is in a plugin that is not installed; says which.
-        BindingError: a setting does not fit.
-        PluginError: the component is no model source.
+        UnknownNameError: the component is in a plugin that is not installed; the message names it.
+        BindingError: a setting is invalid.
+        PluginError: the component is not a model source.
     """
     name = recipe.model.name
     if not is_model_source(name):

@@ -22,16 +22,16 @@ TEMPORARY = ".tmp-"
 
 
 def take_lock(path: Path) -> IO[str] | None:
-    """Lock the file at *path*, made where it is missing; ``None`` where another process holds the lock.
+    """Lock the file at *path*, created if missing; ``None`` if another process has the lock.
 
-    The lock is the operating system's: it ends when the file is closed, or with the process, however that dies. The
-    text in the file tells people who holds it.
+    The lock belongs to the operating system: it ends when the file is closed or the process dies. The text of the file
+    names the owner.
 
     Raises:
         StorageError: the file cannot be written.
     """
     with storing(path):
-        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the lock is held
+        file = open(path, "a+", encoding="utf-8")  # noqa: SIM115 - it stays open while locked
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -47,7 +47,7 @@ def take_lock(path: Path) -> IO[str] | None:
 
 
 def lock_owner(path: Path) -> str:
-    """Who holds the lock at *path*; empty where nobody does."""
+    """The owner of the lock at *path*; empty if it is not locked."""
     try:
         with open(path, encoding="utf-8") as file:
             try:
@@ -61,7 +61,7 @@ def lock_owner(path: Path) -> str:
 
 @contextmanager
 def storing(path: Path, needed: int | None = None) -> Iterator[None]:
-    """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, where it is known."""
+    """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, if known."""
     try:
         yield
     except StorageError:
@@ -71,7 +71,7 @@ def storing(path: Path, needed: int | None = None) -> Iterator[None]:
 
 
 def storage_error(path: Path, error: OSError, needed: int | None = None) -> StorageError:
-    """Say what could not be written, how much room it takes and how to go on."""
+    """The error for a failed write: the path, the size and how to continue."""
     if error.errno not in NO_ROOM:
         return StorageError(f"cannot write {path}: {error.strerror or error}; what was saved before is intact")
     size = f"it takes {_size(needed)}, " if needed is not None else ""
@@ -83,7 +83,7 @@ def storage_error(path: Path, error: OSError, needed: int | None = None) -> Stor
 
 
 def free_bytes(path: Path) -> int:
-    """Room on the file system where *path* is, or is to be."""
+    """Free bytes on the file system of *path*, which need not exist."""
     while not path.exists() and path != path.parent:
         path = path.parent
     return shutil.disk_usage(path).free
@@ -101,7 +101,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the file at *path* by *data*, all or nothing, durably.
 
     Raises:
-        StorageError: it cannot be written; the old file is intact.
+        StorageError: the file cannot be written; the old one is intact.
     """
     beside = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}")
     with storing(path, len(data)):
@@ -133,14 +133,14 @@ def sync_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder so that a kill in between never leaves half of it under its own name."""
+    """Remove a folder; a kill in between never leaves a part of it under its name."""
     hidden = path.with_name(f".{path.name}{TEMPORARY}{os.getpid()}-gone")
     os.rename(path, hidden)
     shutil.rmtree(hidden)
 
 
 def drop_leftovers(path: Path) -> None:
-    """What a process that died was writing. Only the holder of the lock may do this."""
+    """Delete the unfinished files of a process that died. The caller must have the lock."""
     for folder in (path, path / "rollouts", path / "checkpoints"):
         for left in folder.glob(f".*{TEMPORARY}*"):
             if left.is_dir():
@@ -150,13 +150,13 @@ def drop_leftovers(path: Path) -> None:
 
 
 def steps_in(folder: Path) -> list[tuple[int, Path]]:
-    """What *folder* holds under the name of a step, in order."""
+    """The step and path of each entry of *folder* named after a step, in order."""
     matches = [(_STEP.fullmatch(p.name), p) for p in folder.glob("step-*")]
     return sorted((int(m[1]), p) for m, p in matches if m)
 
 
 def plain(value: Any) -> Any:
-    """*value* as strict JSON carries it: what is not finite becomes ``None``, a numpy or torch scalar a number."""
+    """*value* as strict JSON: non-finite numbers become ``None``, numpy and torch scalars plain numbers."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The table that ends a run."""
+"""The table at the end of a run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ VIEWER = PLUGINS["hooks", "curves"]
 
 
 def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
-    """Before and after, what it cost, where everything is, what to do next."""
+    """Print accuracy before and after, costs, paths and next commands."""
     print()
     for name, text in rows(summary, folder):
         print(f"{name:<26}{text}")
 
 
 def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
-    """What the table says, line by line."""
+    """The rows of the table."""
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
     phases = ", ".join(f"{k} {v:.1f} s" for k, v in sorted(seconds.items(), key=lambda x: -x[1]) if v >= 0.05)
@@ -60,7 +60,7 @@ def accuracy(measured: Mapping[str, Any]) -> str:
 
 
 def alerts(records: Sequence[Mapping[str, Any]]) -> str:
-    """When which alert was on; empty where none was."""
+    """The alerts and their steps; empty if there were none."""
     intervals: dict[str, list[str]] = {}
     for name, first, last in alert_intervals(records):
         still = " to the end" if last == records[-1]["step"] else f" to {last}" if last > first else ""
@@ -69,7 +69,7 @@ def alerts(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 def curves(folder: RunFolder) -> str:
-    """Say where the learning curves are, or what draws them; empty where an installed plugin drew none."""
+    """The path of the learning curves, or the plugin that draws them; empty if the installed plugin drew none."""
     picture = folder.path / "curves.png"
     if picture.is_file():
         return str(picture)
@@ -78,7 +78,7 @@ def curves(folder: RunFolder) -> str:
 
 
 def model_of(folder: RunFolder) -> Path | str:
-    """Where the last checkpoint's model is."""
+    """The model folder of the last checkpoint."""
     from .checkpoint import latest
 
     checkpoint = latest(folder)

@@ -1,8 +1,8 @@
-"""Which tasks a step tries: the train splits of the environments, shuffled and mixed by weight.
+"""The tasks of each step: the train splits of the environments, shuffled and mixed by weight.
 
-Everything here is a function of (environments, weights, seed) and of the number of tasks picked so far. So the state is
-small: a resumed run repeats the picking, without running anything, up to where the checkpoint was taken. A curriculum
-that adapts to how tasks went is a subclass in a plugin (see `quintain-curricula`).
+The order is a function of environments, weights, seed and the number of picks. So the state is small: a resumed run
+repeats the picks, without rollouts, up to the checkpoint. A curriculum that adapts to outcomes is a subclass in a
+plugin (see `quintain-curricula`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..types.task import Task
 TaskReader = Callable[[], Iterator[Task]]
 
 WINDOW = 4096
-"""Tasks drawn among at a time. A split of no more is shuffled whole, a longer or endless one as it streams past."""
+"""Size of the shuffle buffer: a split of at most this size is shuffled completely, a longer one as a stream."""
 _GOLDEN = 0x9E3779B97F4A7C15
 
 
@@ -34,9 +34,9 @@ class Pick:
 
     Attributes:
         environment: position in the curriculum's list.
-        index: how many tasks the run picked before.
-        visit: how often the run picked this task (by id) before. It goes into the seed of a rollout, so that a second
-            visit to a task draws other samples.
+        index: number of earlier picks of the run.
+        visit: number of earlier picks of this task (by id); part of the seed of a rollout, so that a second visit draws
+            new samples.
     """
 
     environment: int
@@ -46,7 +46,7 @@ class Pick:
 
 
 class TaskStream:
-    """Endless tasks of one split, shuffled anew for every pass.
+    """Endless tasks of one split, reshuffled for every pass.
 
     Args:
         read: starts a pass over the split.
@@ -84,16 +84,16 @@ class TaskStream:
 class Curriculum:
     """Mixes the train splits of several environments by weight.
 
-    Each split is shuffled by the seed, and shuffled anew for every pass over it. The mix follows the weights evenly:
-    after n picks each environment is within a few picks of its share.
+    Each split is shuffled by the seed and reshuffled for every pass. The mix follows the weights evenly: after n picks
+    each environment is within a few picks of its share.
 
     Args:
         environments: where tasks come from.
         weights: share of each; equal by default. They need not add up to 1.
-        names: what errors call them.
+        names: of the environments, for errors.
         seed: of the run.
         plan: read by curricula that adapt.
-        horizon: how many picks the run makes if no group is rejected; 0 is not known. For curricula that look ahead.
+        horizon: number of picks of the run if no group is rejected; 0: unknown. For curricula that plan ahead.
     """
 
     def __init__(
@@ -118,12 +118,10 @@ class Curriculum:
 
     @classmethod
     def check(cls, task: Task, name: str, plan: SamplingPlan) -> None:
-        """Refuse an environment whose first *task* lacks what the plan orders by; nothing here."""
+        """Refuse an environment whose first *task* lacks the attribute that the plan orders by; here a no-op."""
 
     async def prepare(self, run: Any) -> dict[str, Any]:
-        """Look at the tasks with the starting policy of *run* (a `Run`), before the first step; return metrics of step
-        0. Nothing here.
-        """
+        """Measure tasks with the initial policy of *run* (a `Run`); return metrics of step 0. Here a no-op."""
         return {}
 
     def stream(self, at: int) -> TaskStream:
@@ -146,12 +144,10 @@ class Curriculum:
         return [self._next() for _ in range(count)]
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """Learn how the tasks picked since the last call went: by the index of the pick, how many of how many valid
-        rollouts succeeded. A shuffled curriculum does not look at it.
-        """
+        """Record the numbers of successful and of valid rollouts, by index of the pick. Here a no-op."""
 
     def notices(self) -> list[str]:
-        """Messages for the user that have not been given yet."""
+        """New messages for the user."""
         return []
 
     def metrics(self) -> dict[str, int]:
@@ -163,17 +159,17 @@ class Curriculum:
         return {"picked": self._drawn, "fingerprint": self._fingerprint()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go back to where `state` was taken, by picking again from the start.
+        """Restore the value of `state` by repeating the picks from the start.
 
         Raises:
-            RunError: the environments now yield other tasks than they did.
+            RunError: the environments now yield different tasks.
         """
         self._begin()
         self._return_to(state)
         if state["fingerprint"] != self._fingerprint():
             raise RunError(
-                f"the environments {', '.join(self._names)} do not yield the tasks of the checkpoint any more, so the "
-                "run cannot go on as it was; restore the data it began with, or start a new run from its model"
+                f"the environments {', '.join(self._names)} no longer yield the tasks of the checkpoint, so the run "
+                "cannot be resumed; restore its original data, or start a new run from its model"
             )
 
     def _return_to(self, state: Mapping[str, Any]) -> None:
@@ -216,7 +212,7 @@ class Curriculum:
 
 
 def shuffled(read: TaskReader, seed: int) -> Iterator[tuple[int, Task]]:
-    """Passes over a split without end, each in another order: a random one of the next `WINDOW` tasks at a time.
+    """Endless passes over a split, each in a different order, shuffled in a buffer of `WINDOW` tasks.
 
     Yields the number of the pass, from 0, and a task.
     """

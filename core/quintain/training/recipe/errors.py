@@ -1,4 +1,4 @@
-"""What is wrong with a recipe, in words: key, expected, got, where, and what to do."""
+"""Messages about errors of a recipe: place, key, value, expected value and fix."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXPECTED = {
 }
 _NO_ENVIRONMENT = (
     'the recipe names no environment; add [[environments]] with use = "arithmetic" '
-    "(`quintain list environments` shows what there is)"
+    "(`quintain list environments` shows them)"
 )
 
 
@@ -45,14 +45,12 @@ def describe(
     sources: Sequence[RecipeLayer],
     typed: Mapping[tuple[str, ...], str],
 ) -> str:
-    """One line for each thing that is wrong, with the file of *sources* and the line where it stands; *typed* are
-    overrides by path.
-    """
+    """One line per error, with the file of *sources* and the line of the key; *typed* are overrides by path."""
     lines = []
     for e in error.errors():
         loc = e["loc"]
         if e["type"] == "too_short" and e["input"]:
-            continue  # it counts the elements that are right; the wrong ones have their own lines
+            continue  # counts only valid elements; the invalid ones have their own lines
         layer = holder(sources, loc)
         line = line_of(layer.text, loc)
         overridden = _override_of(e, typed)
@@ -63,14 +61,14 @@ def describe(
 
 
 def _override_of(e: ErrorDetails, typed: Iterable[tuple[str, ...]]) -> tuple[str, ...] | None:
-    """The path of the override that is at fault, if one is."""
+    """The path of the override that caused the error, if one did."""
     loc = tuple(map(str, e["loc"]))
     above = [p for p in typed if p == loc[: len(p)]]
     if above:
         return max(above, key=len)
     if e["type"] != "value_error":
         return None
-    # The check of a whole table names the key that it means.
+    # The message of a table validator has the name of the key.
     words = re.findall(r"\w+", str(e.get("ctx", {}).get("error", "")))
     return next((p for p in typed if p[: len(loc)] == loc and p[-1] in words), None)
 
@@ -87,7 +85,7 @@ def _message(e: ErrorDetails, model: type[BaseModel]) -> str:
     name = _dotted(loc)
     if kind == "value_error":
         message = str(context["error"])
-        # A check of a whole table names the key itself.
+        # The message of a table validator has the name of the key.
         return f"{name} is {got!r}; {message}" if message.startswith("expected") else f"{name}: {message}"
     expected = _EXPECTED.get(kind, e["msg"]).format(**context)
     return f"{name} is {got!r}; expected {expected}{_fix(kind, got, context)}"
@@ -141,7 +139,7 @@ def _at(loc: Loc, model: type[BaseModel]) -> type[BaseModel] | None:
             return None
         if part in at.model_fields:
             at = _inner(at.model_fields[str(part)].annotation)
-        # else: a position in a list or a slot of [services], whose table we already hold
+        # else: a position in a list or a slot of [services]; the table stays the same
     return at
 
 
@@ -183,7 +181,7 @@ def _parts(dotted: str) -> tuple[str, ...]:
 
 
 def _numbered(parts: tuple[str, ...], counts: dict[tuple[str, ...], int], *, array: bool) -> tuple[str, ...]:
-    """The path with positions put in: ``[environments.args]`` belongs to the last ``[[environments]]``."""
+    """The path with positions of lists: ``[environments.args]`` belongs to the last ``[[environments]]``."""
     if array:
         counts[parts] = counts.get(parts, -1) + 1
     path: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""A recipe that builds on another: ``extends`` at its top names a bundled one, or a file."""
+"""Recipes that extend others: ``extends`` at the top names a bundled recipe or a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY = "extends"
 
 
 class RecipeLayer(NamedTuple):
-    """One of the recipes that make up a run's: what errors call it, its TOML, what that says, and what it extends."""
+    """A recipe of the chain: its name in errors, its TOML text, the parsed data, and the recipe that it extends."""
 
     source: str
     text: str
@@ -26,8 +26,8 @@ def layers(text: str, source: str, folder: Path) -> list[RecipeLayer]:
     """The recipe *text*, the one that it extends, and so on.
 
     Args:
-        source: what errors call it.
-        folder: where the paths that it names begin.
+        source: its name in errors.
+        folder: base of its relative paths.
 
     Raises:
         RecipeError: not TOML, no such recipe, or a circle.
@@ -39,7 +39,9 @@ def layers(text: str, source: str, folder: Path) -> list[RecipeLayer]:
         chain.append(_layer(text, source))
         if path.resolve() in [p.resolve() for p in paths]:
             names = " extends ".join(layer.source for layer in chain)
-            raise RecipeError(f"{chain[0].source}: recipes extend each other in a circle ({names}); take one out")
+            raise RecipeError(
+                f"{chain[0].source}: recipes extend each other in a circle ({names}); remove one `extends`"
+            )
         paths.append(path)
     return chain
 
@@ -53,7 +55,7 @@ def _layer(text: str, source: str) -> RecipeLayer:
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
-    """Text and file of the recipe *name* that the recipe *by* in *folder* extends, and what errors call it."""
+    """Text, file and name in errors of the recipe *name* that the recipe *by* in *folder* extends."""
     if not isinstance(name, str) or not name:
         raise RecipeError(f"{by}: {KEY} is {name!r}; expected {_EXPECTED}, in quotes")
     if name in BUNDLED:
@@ -71,20 +73,20 @@ def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
 
 _RECIPES = files("quintain") / "recipes"
 BUNDLED = tuple(sorted(p.name.removesuffix(".toml") for p in _RECIPES.iterdir() if p.name.endswith(".toml")))
-"""Names of the recipes that come with Quintain."""
-_EXPECTED = f"a bundled recipe ({', '.join(BUNDLED)}) or a path from where this recipe lies"
+"""Names of the bundled recipes."""
+_EXPECTED = f"a bundled recipe ({', '.join(BUNDLED)}) or a path relative to this recipe"
 
 
 def bundled(name: str) -> str:
-    """The text of a recipe that comes with Quintain."""
+    """The text of a bundled recipe."""
     return (_RECIPES / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def merged(chain: Sequence[RecipeLayer]) -> dict[str, Any]:
-    """What *chain* (the recipe first, then what it extends) says together.
+    """The merged data of *chain* (the recipe first, then those it extends).
 
-    Tables are merged key by key and lists replaced; the first that has a key wins. Where a table takes another ``use``,
-    the ``args`` further down belong to something else and are left behind.
+    Tables are merged key by key, lists are replaced; the first recipe with a key wins. A table with a different ``use``
+    drops the inherited ``args``.
     """
     data: dict[str, Any] = {}
     for layer in reversed(chain):
@@ -104,7 +106,7 @@ def _over(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def holder(chain: Sequence[RecipeLayer], loc: Sequence[int | str]) -> RecipeLayer:
-    """The one of *chain* that has the key *loc*, or gets nearest to it; of several the first, since its word counts."""
+    """The first recipe of *chain* with the key *loc*, or with the longest part of its path."""
     at: list[tuple[RecipeLayer, Any]] = [(layer, layer.data) for layer in chain]
     for part in loc:
         deeper = [(layer, data[part]) for layer, data in at if _has(data, part)]

@@ -1,7 +1,7 @@
 """Reward expressions as text: ``0.1 * kind(rubric="polite") + ranked.clip(-1, 1)``.
 
-The text is the algebra of `quintain.interfaces.reward` and nothing more. It is parsed by Python's own parser and walked
-node by node; what is not in the grammar is an error with its column. Nothing is ever evaluated::
+The language is the algebra of `quintain.interfaces.reward`. Python's parser reads the text, and each node is checked
+against this grammar; other nodes are errors with their column. No code is evaluated::
 
     sum     = sum ("+" | "-") product | product
     product = product "*" factor | factor
@@ -32,15 +32,15 @@ _DEEPEST = 100
 
 
 def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Reward:
-    """The reward that *text* describes.
+    """Parse *text* as a reward.
 
     Args:
-        resolve: name (or ``distribution/name``) to reward; raises `UnknownNameError` for names it does not know.
-        where: what errors call the text, such as ``environments.0.shaping``.
+        resolve: name (or ``distribution/name``) to reward; raises `UnknownNameError` for unknown names.
+        where: name of the text in errors, such as ``environments.0.shaping``.
 
     Raises:
-        RecipeError: *text* is not in the grammar, or a number is out of range; shows the column.
-        UnknownNameError: *resolve* knows no such reward; shows the column.
+        RecipeError: *text* is not in the grammar, or a number is out of range; with the column.
+        UnknownNameError: *resolve* raised it; with the column.
     """
     line = text.strip().replace("\n", " ")
     value = _Walk(line, resolve, where).top()
@@ -59,10 +59,10 @@ class _Walk:
             raise RecipeError(f"{self.where} has {len(self.text)} characters; expected at most {_LONGEST}")
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of Python's parser, about code that will not run
+                warnings.simplefilter("ignore")  # of the parser, about code that is never run
                 tree = ast.parse(self.text, mode="eval")
         except SyntaxError as e:
-            # What is missing at the end has no place in the text.
+            # The position of a missing end is outside the text.
             at = e.offset - 1 if e.lineno == 1 and e.offset else len(self.text)
             raise self.error(f"cannot read it: {e.msg}", min(at, len(self.text))) from None
         except (ValueError, MemoryError, RecursionError) as e:
@@ -138,7 +138,7 @@ class _Walk:
         return self.finite(node, value) if isinstance(value, (int, float)) else value
 
     def configured(self, node: ast.expr, source: ast.expr, keywords: Sequence[ast.keyword]) -> Reward:
-        """The reward that *source* names, with *keywords*; its arguments are checked against its signature here."""
+        """The reward *source* with *keywords*, which are checked against its signature."""
         reward = self.named(source)
         config = self.keywords(keywords, self.literal)
         if not isinstance(reward, RewardFunction):

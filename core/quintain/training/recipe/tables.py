@@ -1,7 +1,7 @@
 """The recipe of a run: one strict TOML file.
 
-Every key has a default except ``use`` of an environment. What stands under ``args`` is for the component that ``use``
-names and is checked against its signature when it is bound.
+Every key has a default except ``use`` of an environment. ``args`` are arguments of the component ``use``, checked
+against its signature when it is bound.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Table(BaseModel):
 
 
 class RunTable(_Table):
-    """``[run]``. An empty *name* is filled in from the first environment. *folder* holds the run folders."""
+    """``[run]``. An empty *name* is derived from the first environment. *folder* is the parent of the run folders."""
 
     name: Annotated[str, AfterValidator(_run_name)] = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
@@ -87,9 +87,9 @@ class LoraTable(_Table):
 
 
 class StartTable(_Table):
-    """``[model.start]``: settings of the model source that ``model.name`` names, such as ``default``.
+    """``[model.start]``: settings of the model source ``model.name``, such as ``default``.
 
-    Folders and models of the hub have none; they leave *args* unread, so that ``--model`` fits any recipe.
+    Folders and hub models ignore *args*, so that ``--model`` works with any recipe.
     """
 
     args: Args = {}
@@ -98,7 +98,7 @@ class StartTable(_Table):
 class ModelTable(_Table):
     """``[model]``. *name* is a Hugging Face id, a folder, or a model source: ``"default"`` trains a small model itself.
 
-    *dtype* is what the engine decodes in; the learner's master weights are float32 always.
+    *dtype* is the precision of the engine; the learner's master weights are always float32.
     """
 
     name: Name = "default"
@@ -122,20 +122,20 @@ class EngineTable(ComponentTable):
 
 
 class AlgorithmTable(ComponentTable):
-    """``[algorithm]``. *use* names an algorithm of the table of algorithms, *args* override its settings and pieces."""
+    """``[algorithm]``. *use* is the name of an algorithm; *args* override its settings and pieces."""
 
     use: Name = "dr_grpo"
 
 
 class LimitsTable(_Table):
-    """``[environments.limits]``: what is left out stays as the environment has it; ``"none"`` lifts a limit."""
+    """``[environments.limits]``: by default the environment's; ``"none"`` removes a limit."""
 
     turns: Annotated[int | Literal["none"] | None, _count_or("none")] = None
     tokens: Annotated[int | Literal["none"] | None, _count_or("none")] = None
     seconds: float | None = Field(default=None, gt=0)
 
     def over(self, limits: Limits) -> Limits:
-        """*limits*, with what this table says instead."""
+        """*limits*, overridden by this table."""
         values = self.model_dump(exclude_none=True)
         return replace(limits, **{k: None if v == "none" else v for k, v in values.items()})
 
@@ -143,7 +143,7 @@ class LimitsTable(_Table):
 class EnvironmentTable(ComponentTable):
     """``[[environments]]``: *weight* is the share of groups.
 
-    *reward* and *shaping* are expressions, *system* a message, that replace the environment's own.
+    *reward* and *shaping* (expressions) and *system* (a message) replace the environment's own.
     """
 
     weight: float = Field(default=1.0, gt=0)
@@ -181,9 +181,9 @@ class SamplingTable(_Table):
 class BatchTable(_Table):
     """``[batch]``: *prompts* tasks a step with *group_size* rollouts each.
 
-    A group with fewer than *min_group_size* valid samples is dropped; left out, the algorithm says how many it takes.
-    An episode that failed through our fault is tried *retries* times more. *concurrency* bounds the episodes that run
-    at once; left out, the engine says.
+    A group with fewer than *min_group_size* valid samples is rejected (default: set by the algorithm). An episode that
+    failed for reasons other than the policy is retried *retries* times. *concurrency* limits concurrent episodes
+    (default: set by the engine).
     """
 
     prompts: int = Field(default=32, ge=1)
@@ -204,9 +204,8 @@ class BatchTable(_Table):
 class LearnerTable(_Table):
     """``[learner]``: the learner component *use*, and AdamW.
 
-    *token_budget* is the size of a micro-batch in tokens; left out, the learner chooses.
-
-    *float32_head* computes logits in float32 also where *precision* is not; an algorithm may ask for it too.
+    *token_budget* is the size of a micro-batch in tokens (default: chosen by the learner). *float32_head* computes
+    logits in float32 also with a lower *precision*; an algorithm can require it too.
     """
 
     use: Name = "torch"
@@ -228,14 +227,14 @@ class LearnerTable(_Table):
 
 
 class FinalTable(_Table):
-    """``[evaluation.test]``: measured once, after training. *tasks* ``"all"``: of a finite split; 0: not at all."""
+    """``[evaluation.test]``: before and after training. *tasks* ``"all"``: a finite split; 0: no evaluation."""
 
     split: Literal["train", "dev", "test"] = "test"
     tasks: Annotated[int | None, _count_or("all", least=0), _ALL_TO_NONE, _NONE_TO_ALL] = 200
 
 
 class EvaluationTable(_Table):
-    """``[evaluation]``: held-out accuracy *every* so many steps (0: never) on *tasks* of *split*; greedy by default."""
+    """``[evaluation]``: held-out accuracy each *every* steps (0: never) on *tasks* of *split*; greedy by default."""
 
     every: int = Field(default=10, ge=0)
     split: Literal["train", "dev", "test"] = "dev"
@@ -246,14 +245,14 @@ class EvaluationTable(_Table):
     test: FinalTable = FinalTable()
 
     def to_sampling(self, sampling: SamplingTable) -> Sampling:
-        """For the engine; *sampling* says the rest."""
+        """For the engine; other settings are from *sampling*."""
         return sampling.to_sampling().replace(
             temperature=self.temperature, max_tokens=self.max_tokens or sampling.max_tokens
         )
 
 
 class CheckpointTable(_Table):
-    """``[checkpoint]``: *every* so many steps (0: at the end). The *keep* last stay, and the *best* held-out one."""
+    """``[checkpoint]``: each *every* steps (0: at the end). Keeps the last *keep* and the *best* held-out one."""
 
     every: int = Field(default=20, ge=0)
     keep: int = Field(default=3, ge=1)
@@ -261,16 +260,16 @@ class CheckpointTable(_Table):
 
 
 class RolloutsTable(_Table):
-    """``[rollouts]``: *keep* ``"all"``, ``"none"``, or those of so many last steps."""
+    """``[rollouts]``: *keep* ``"all"``, ``"none"``, or the last *keep* steps."""
 
     keep: Annotated[int | Literal["all", "none"], _count_or("all", "none")] = "all"
 
 
 class StopTable(_Table):
-    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after so many *minutes* in all.
+    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after *minutes* in total.
 
-    *samples* and *tokens* are what training and measuring difficulty sampled, *seconds* what they and the updates took,
-    without measuring: the budgets of `quintain compare`. The step that passes one is the last.
+    *samples*, *tokens* and *seconds* limit training and difficulty measurement, without evaluation: the budgets of
+    `quintain compare`. The step that reaches a limit is the last.
     """
 
     accuracy: float | None = Field(default=None, gt=0, le=1)
@@ -281,7 +280,7 @@ class StopTable(_Table):
 
 
 class Recipe(_Table):
-    """All of it."""
+    """A complete recipe."""
 
     run: RunTable = RunTable()
     model: ModelTable = ModelTable()
@@ -299,10 +298,10 @@ class Recipe(_Table):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Read a file, on top of the one that its ``extends`` names; *overrides* are ``a.b=value`` as in ``--set``.
+        """Read a file and the recipes that it extends; *overrides* are ``a.b=value`` as in ``--set``.
 
         Raises:
-            RecipeError: no such file, not TOML, or a wrong key, type or value; names file, line and fix.
+            RecipeError: no such file, not TOML, or a wrong key, type or value; with file, line and fix.
         """
         path = Path(path)
         try:
@@ -319,7 +318,7 @@ class Recipe(_Table):
     def parse(
         cls, text: str, overrides: Sequence[str] = (), *, source: str = "recipe", folder: str | Path = "."
     ) -> Recipe:
-        """Read TOML *text*; *source* is what errors call it, *folder* where a path in ``extends`` begins.
+        """Read TOML *text*; *source* is its name in errors, *folder* the base of a path in ``extends``.
 
         Raises:
             RecipeError: as `load`.
@@ -329,7 +328,7 @@ class Recipe(_Table):
         raw = [override(o) for o in overrides]
         for path, value, _ in raw:
             if path == (EXTENDS,):
-                raise RecipeError(f"--set {EXTENDS}: {EXTENDS!r} stands in a recipe file, at its top, and nowhere else")
+                raise RecipeError(f"--set {EXTENDS}: {EXTENDS!r} is valid only at the top of a recipe file")
             put(data, path, value)
         return cls.of(data, sources=sources, raw={path: written for path, _, written in raw})
 
@@ -344,8 +343,8 @@ class Recipe(_Table):
         """Check plain *data*.
 
         Args:
-            sources: the recipes that the data came from, to find lines in.
-            raw: overrides as they were typed, by path: where text is expected, ``run.name=5`` is the text ``5``.
+            sources: the recipes of the data, for line numbers.
+            raw: overrides as typed, by path: if text is expected, ``run.name=5`` is the text ``5``.
 
         Raises:
             RecipeError: as `load`.
@@ -372,10 +371,10 @@ class Recipe(_Table):
         return type(self).of(data)
 
     def to_toml(self) -> str:
-        """The whole recipe, defaults written out; `parse` gives it back.
+        """The whole recipe with all defaults, for `parse`.
 
         Raises:
-            TypeError: an argument from Python that TOML cannot carry.
+            TypeError: TOML cannot represent an argument.
         """
         import tomli_w  # the extra `train` brings it; the standard library reads TOML but does not write it
 
@@ -385,7 +384,7 @@ class Recipe(_Table):
 def override(text: str) -> tuple[tuple[str, ...], Any, str]:
     """Read ``a.b=value``: path, value, and the value as typed.
 
-    The value is TOML, or plain text where it is not (``model.name=Qwen/Qwen3-0.6B``).
+    A value that is not TOML is plain text (``model.name=Qwen/Qwen3-0.6B``).
 
     Raises:
         RecipeError: no ``=``, or an empty part in the path.
@@ -403,7 +402,7 @@ def _scalar(written: str) -> Any:
         data = tomllib.loads(f"value = {written}")
     except tomllib.TOMLDecodeError:
         if written[:1] in ("[", "{", '"', "'"):
-            raise RecipeError(f"cannot read {written!r}: it begins like TOML but is not") from None
+            raise RecipeError(f"cannot read {written!r}: it begins like TOML but is not valid TOML") from None
         return written
     value = data["value"]
     # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
@@ -455,7 +454,7 @@ def _copy(value: Any) -> Any:
 
 
 def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves out empty ``args``, ``limits`` and the like: they are the default, and read as noise."""
+    """Remove empty tables, such as ``args`` and ``limits``, which are the default."""
     out: dict[str, Any] = {}
     for key, value in table.items():
         if key == "args":
@@ -472,7 +471,7 @@ def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """Leave out keys that hold ``None``, at every depth: TOML has no null."""
+    """Remove keys with the value ``None`` at every depth: TOML has no null."""
     if isinstance(value, Mapping):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     return [_without_none(v) for v in value] if isinstance(value, (list, tuple)) else value
