@@ -12,9 +12,8 @@ from torch import Tensor
 
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning.algorithms import DR_GRPO
-from quintain.learning.setup import ready
 from quintain.learning.weights import ModuleWeights
-from quintain.models.load import LoadedModel
+from quintain.models.load import LoadedModel, trainable
 from quintain.models.snapshot import Snapshot
 from quintain.models.tokenizer import HFTokenizer
 from quintain.training.build import engine_for, weight_copy_for
@@ -141,7 +140,7 @@ def test_syncing_the_same_version_again_changes_nothing() -> None:
 def test_adapters_are_merged_into_what_is_held() -> None:
     """With LoRA the weight copy is the plain model, at the weights of its version."""
     pytest.importorskip("peft")
-    learner = ready(tiny_model(), {"r": 2})
+    learner = trainable(tiny_model(), {"r": 2})
     with torch.no_grad():
         for name, parameter in learner.named_parameters():
             if "lora_B" in name:

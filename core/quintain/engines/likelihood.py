@@ -1,4 +1,4 @@
-"""Log-likelihood of given replies under a token engine, as a service for rewards."""
+"""Log-likelihood of replies under a token engine, as a service for rewards."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class LikelihoodService(Service):
         Raises:
             LimitReached: both together exceed the context.
         """
-        before = self._ids(prompt)
-        after = self._engine.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
-        if not before:
+        prompt_ids = self._ids(prompt)
+        reply_ids = self._engine.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
+        if not prompt_ids:
             raise ValueError("an empty prompt: the first token of the reply would have no condition")
-        return list(await self._engine.score([*before, *after], len(before), self._temperature))
+        return list(await self._engine.score([*prompt_ids, *reply_ids], len(prompt_ids), self._temperature))
 
     def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
         tokenizer = self._engine.tokenizer

@@ -18,6 +18,7 @@ from ..errors import PluginError, RunError, UsageError
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.learner import overlong
 from ..models.forward import Forward, Layout
+from ..models.load import trainable
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
@@ -28,7 +29,6 @@ from .optimizer_step import OptimizerStep
 from .pieces.advantages import Step
 from .pieces.objectives import kl_estimate
 from .scorer import HALF, FrozenPolicies, Precision, Scorer
-from .setup import decay_groups, ready
 from .weights import ModuleWeights
 
 log = logging.getLogger(__name__)
@@ -77,15 +77,15 @@ class Learner:
         betas, epsilon, weight_decay: of AdamW; matrices alone decay.
         max_grad_norm: gradients are scaled down to this norm; 0 leaves them.
         precision: of the layers: ``float32``, or autocast to ``bf16`` or ``fp16`` (with a loss scale that is halved
-            where a gradient overflows; that update is left out and counted as ``updates.skipped``).
-        float32_head: compute the logits in float32 also under autocast; an algorithm may ask for it too.
+            when a gradient overflows; that update is left out and counted as ``updates.skipped``).
+        float32_head: compute the logits in float32 also under autocast; an algorithm may require it too.
         token_budget: tokens of a micro-batch.
-        skip_idle: leave out samples whose advantage is 0 where the objective says that their gradient is exactly 0
-            then; metrics other than ``idle`` cover the others.
+        skip_idle: leave out samples whose advantage is 0, if the objective guarantees that their gradient is exactly 0;
+            metrics other than ``idle`` then cover the rest.
         activation_checkpointing: trade a second forward pass of each layer for memory.
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
         layout: see `quintain.models.forward`.
-        reference: ref, where that is not *module* as it is now; kept only where the algorithm uses ref.
+        reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
     """
 
     def __init__(
@@ -115,14 +115,16 @@ class Learner:
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
         self.precision, self.token_budget, self.skip_idle = precision, token_budget, skip_idle
-        self.module = ready(module, lora)
+        self.module = trainable(module, lora)
         self.forward = Forward(self.module, layout=layout, checkpointing=activation_checkpointing)
         self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            decay_groups(self.parameters, weight_decay), lr=lr, betas=betas, eps=epsilon, fused=True
-        )
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == "fp16")
+        matrices, vectors = ([p for p in self.parameters if (p.ndim > 1) == wide] for wide in (True, False))
+        groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self._optimizer = torch.optim.AdamW(groups, lr=lr, betas=betas, eps=epsilon, fused=True)
+        self._scaler = torch.amp.GradScaler(self.forward.head_weight.device.type, enabled=precision == "fp16")
         self._piece_state: dict[str, Any] = {}
+        # The head follows the layers' precision, unless it is to stay in float32.
         half = HALF.get(precision)
         wide_head = float32_head or (algorithm is not None and algorithm.float32_head)
         self.scorer = Scorer(
@@ -135,10 +137,6 @@ class Learner:
         )
         for note in algorithm.notes() if algorithm else ():
             log.warning("%s: %s", algorithm.name if algorithm else "", note)
-
-    @property
-    def device(self) -> torch.device:
-        return self.forward.head_weight.device
 
     def serve(self, services: Mapping[str, Any]) -> None:
         """Give the algorithm's pieces the services that they need, by slot.
@@ -167,6 +165,7 @@ class Learner:
                 raise UsageError(f"{piece!r} needs the services {slots}: a run gives them, or `Learner.serve` does")
         began = time.perf_counter()
         flat_tokens = FlatTokens(batch=batch)
+        # The first minibatch gets prox from its own first pass, before any update; the others must be scored now.
         _, *later = self._minibatches(batch, 0)
         policies = self.scorer.freeze(flat_tokens, sorted(i for part in later for i in part))
         rewards, penalty = self._rewards(flat_tokens, policies)
@@ -195,6 +194,7 @@ class Learner:
         """
         algorithm = self._algorithm
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
+        # As if it had begun with `prepare`; the time in between, for advantages that sample, is not the learner's.
         began = time.perf_counter() - prepared.seconds
         if advantages is None:
             if algorithm.advantage.asynchronous:
@@ -293,7 +293,8 @@ class Learner:
         return self.algorithm
 
     def _reference(self, given: nn.Module | None) -> nn.Module | None:
-        adapted = hasattr(self.module, "disable_adapter")  # ref is then the model without its adapters: no copy
+        # A model with adapters holds ref already: it is the model without them.
+        adapted = hasattr(self.module, "disable_adapter")
         if self.algorithm is None or not self.algorithm.uses_reference or (given is None and adapted):
             return None
         reference = given if given is not None else copy.deepcopy(self.module)
@@ -350,7 +351,7 @@ class Learner:
             )
         if not bool(advantages.isfinite().all()):
             raise RunError(f"{self._algorithm.advantage!r} gave an advantage that is not finite")
-        return advantages.to(self.device)
+        return advantages.to(self.scorer.device)
 
     def _update(self, prepared: Prepared, part: Sequence[int], advantage_N: Tensor, meter: Meter) -> None:
         """One optimizer step on the samples *part*, by the algorithm's own update piece or by AdamW.
@@ -365,7 +366,8 @@ class Learner:
         if part:
             weight_S[list(part)] = torch.tensor(algorithm.aggregation(batch.only(part)), dtype=torch.float64)
         active = self._active(flat_tokens, part, advantage_N)
-        if not active:  # nothing to learn: an update would only let momentum carry the weights on
+        if not active:
+            # Without a gradient, AdamW would still move the weights by its momentum. So no update is made.
             for parameter in self.parameters:
                 parameter.grad = torch.zeros_like(parameter)
             meter.skip()
@@ -376,7 +378,7 @@ class Learner:
             policies=prepared.policies,
             temperature=batch.temperature,
             advantage_N=advantage_N,
-            weight_N=weight_S.index_select(0, flat_tokens.sample).to(self.device, self.scorer.dtype),
+            weight_N=weight_S.index_select(0, flat_tokens.sample).to(self.scorer.device, self.scorer.dtype),
             meter=meter,
             first=not meter.updates,
         )
@@ -400,7 +402,8 @@ class Learner:
             return list(part)
         moves = torch.zeros(len(flat_tokens.batch.samples), dtype=torch.bool)
         moves[flat_tokens.sample[(advantage_N != 0).cpu()]] = True
-        if algorithm.objective.level == "group":  # one term reads every sample
+        if algorithm.objective.level == "group":
+            # One term reads all samples, so one advantage makes the whole group's gradient differ from 0.
             for indices in flat_tokens.batch.groups:
                 moves[list(indices)] = moves[list(indices)].any()
         return [i for i in part if moves[i]]
@@ -429,11 +432,13 @@ class Learner:
         scaler.unscale_(optimizer)
         norm = nn.utils.get_total_norm([cast(Tensor, p.grad) for p in self.parameters])
         finite = bool(norm.isfinite())
-        if not finite and scaler.is_enabled():  # the scale was too large: the scaler leaves the step out and halves it
+        if not finite and scaler.is_enabled():
+            # In float16 a large loss scale overflows: the scaler then leaves the step out and halves the scale. A scale
+            # of at most 1 cannot be the cause.
             scale = scaler.get_scale()
             scaler.step(optimizer)
             scaler.update()
-            if scale > 1:  # a scale of at most 1 makes nothing overflow
+            if scale > 1:
                 meter.skip(loss)
                 return
         if not finite:
@@ -445,6 +450,7 @@ class Learner:
         if self.max_grad_norm:
             nn.utils.clip_grads_with_norm_(self.parameters, self.max_grad_norm, norm)
         self.updates += 1
+        # Linear warm-up: the first update already has a learning rate above 0.
         for group in optimizer.param_groups:
             group["lr"] = self.lr * min(1.0, self.updates / max(1, self.warmup_steps))
         scaler.step(optimizer)

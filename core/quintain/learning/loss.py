@@ -25,7 +25,7 @@ class WeightedLoss:
 
     Attributes:
         loss: sum_k c_k w_k term_k, plus the KL terms, a scalar with gradient.
-        diagnostics: what the objective tells of itself.
+        diagnostics: metrics of the objective, by term.
         correction: the weights w, [N] or [S].
     """
 
@@ -35,31 +35,33 @@ class WeightedLoss:
 
 
 def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> WeightedLoss:
-    """Sum the objective's terms, each with what its tokens weigh together and the correction's weight.
+    """Sum the objective's terms, each times the aggregation weight of its tokens and the correction's weight.
 
-    The KL term, where it is in the loss, is a term of each token and is not corrected.
+    A KL penalty in the loss is a term of each token, without correction.
 
     Args:
         weight_N: c of each token, from the aggregation over the whole optimizer step.
 
     Raises:
-        UsageError: the objective or the correction returned another shape than its level says.
+        UsageError: the objective or the correction returned a shape that does not fit its level.
     """
-    out = algorithm.objective(t)
-    terms, diagnostics = out if isinstance(out, tuple) else (out, {})
+    returned = algorithm.objective(t)
+    terms, diagnostics = returned if isinstance(returned, tuple) else (returned, {})
     weight = _of_level(t, weight_N, algorithm.objective.level)
     _check(algorithm.objective, terms, weight)
-    fix = algorithm.correction(t).detach()
-    _check(algorithm.correction, fix, weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N))
+    correction = algorithm.correction(t).detach()
+    _check(
+        algorithm.correction, correction, weight_N if algorithm.correction.level == "token" else t.sample_sum(weight_N)
+    )
     if algorithm.correction.level == "sequence" and algorithm.objective.level == "token":
-        loss = (weight * t.spread(fix) * terms).sum()
+        loss = (weight * t.spread(correction) * terms).sum()
     elif not algorithm.corrected:
         loss = (weight * terms).sum()
     else:
-        loss = (weight * fix * terms).sum()
+        loss = (weight * correction * terms).sum()
     if algorithm.kl.in_loss:
         loss = loss + algorithm.kl.coefficient * (weight_N * kl_terms(t, algorithm.kl)).sum()
-    return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=fix)
+    return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=correction)
 
 
 def _of_level(t: LossInputs, weight_N: Tensor, level: str) -> Tensor:
@@ -69,11 +71,11 @@ def _of_level(t: LossInputs, weight_N: Tensor, level: str) -> Tensor:
     return weight_S if level == "sequence" else t.group_sum(weight_S)
 
 
-def _check(piece: object, got: Tensor, like: Tensor) -> None:
-    if got.shape != like.shape:
+def _check(piece: object, returned: Tensor, like: Tensor) -> None:
+    if returned.shape != like.shape:
         raise UsageError(
             f"{piece!r} must return {list(like.shape)} values here, one per term and unreduced; "
-            f"it returned {list(got.shape)}"
+            f"it returned {list(returned.shape)}"
         )
 
 
@@ -87,7 +89,7 @@ class MinibatchLoss:
         policies: mu, prox and ref; a first pass completes prox in them.
         temperature: of the policy.
         advantage_N, weight_N: advantage and aggregation weight of each trained token of the batch.
-        meter: takes down the metrics.
+        meter: records the metrics.
         first: no update of the step came before, so theta is prox.
     """
 
@@ -104,8 +106,9 @@ class MinibatchLoss:
         """The part of one micro-batch, with gradient.
 
         Args:
-            observe: this is the pass to learn from: take down metrics, complete prox. False in line searches.
+            observe: record metrics and complete prox: true in the pass to learn from, false in line searches.
         """
+        # Micro-batches reorder samples: `places` finds what is known of each of their tokens in the batch.
         positions = micro.positions.to(self.scorer.device)
         statistics = self._statistics(micro, positions, freeze=self.first and observe)
         if observe:

@@ -1,7 +1,6 @@
-"""What a step tells about itself: exact means over all tokens, whatever the micro-batches; `docs/health.md` lists the
-names.
+"""Metrics of a learner's step: exact means over all tokens, independent of micro-batches. `docs/health.md` lists them.
 
-Sums and counts are kept in float64 on the device and leave it once, at the end.
+Sums and counts stay on the device, in float64, and are read once, at the end of the step.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ _CLIPS = {"clip_low": "clip.low", "clip_high": "clip.high"}
 
 
 def under(kind: str, name: str) -> str:
-    """The metric that a piece of *kind* tells as *name*: under its kind, unless it names a place of its own."""
+    """The full name of the metric *name* of a piece of *kind*: prefixed with the kind, unless *name* has a prefix."""
     return _CLIPS.get(name, name if "." in name else f"{kind}.{name}")
 
 
@@ -55,14 +54,16 @@ class Meter:
         """Record a micro-batch.
 
         Args:
-            diagnostics: what the objective tells of itself, per term; see `under`.
+            diagnostics: metrics of the objective, one value per term; see `under`.
             correction: its weights, [N] or [S]; ``None`` where nothing is corrected.
         """
         if not t.logp.numel():
             return
         logp, ratio = t.logp.detach().double(), t.log_ratio().detach().double().exp()
         self.add(entropy=t.entropy, **{"ratio.mean": ratio})
-        self._extremes("ratio", ratio)
+        least, most = ratio.min(), ratio.max()
+        self._least["ratio"] = torch.minimum(self._least.get("ratio", least), least)
+        self._most["ratio"] = torch.maximum(self._most.get("ratio", most), most)
         self.add(**{under("objective", name): x.detach().float() for name, x in diagnostics.items()})
         if t.ref_logp is not None:
             self._divergence("kl.ref", logp - t.ref_logp)
@@ -76,59 +77,51 @@ class Meter:
         self.add(**{f"{name}.{estimator}": kl_estimate(log_ratio, estimator) for estimator in ("k1", "k3")})
 
     def _masks(self, t: LossInputs, weight: Tensor) -> None:
-        out = (weight == 0).float()
+        masked = (weight == 0).float()
         if weight.shape == t.logp.shape:
-            tokens, samples = out, 1 - t.sample_max(1 - out)  # a sample is out where all its tokens are
+            tokens, samples = masked, 1 - t.sample_max(1 - masked)  # a sample is masked if all its tokens are
         else:
-            tokens, samples = t.spread(out), out
+            tokens, samples = t.spread(masked), masked
         self.add(**{"correction.mean": weight, "masked.tokens": tokens, "masked.sequences": samples})
 
-    def _extremes(self, name: str, value: Tensor) -> None:
-        least, most = value.min(), value.max()
-        self._least[name] = torch.minimum(self._least.get(name, least), least)
-        self._most[name] = torch.maximum(self._most.get(name, most), most)
+    def update(self, *, loss: float, grad_norm: float, **metrics: float) -> None:
+        """Record an optimizer step.
 
-    def update(self, *, loss: float, grad_norm: float, **told: float) -> None:
-        """Record an optimizer step; *grad_norm* is from before clipping, *told* is averaged over the updates that tell
-        it; see `under`.
+        Args:
+            grad_norm: before clipping.
+            metrics: of the update piece, averaged over the updates that give them; see `under`.
         """
-        self.add(
-            **{
-                under("optimizer_step", name): torch.tensor([float(value)], dtype=torch.float64)
-                for name, value in told.items()
-            }
-        )
+        values = {name: torch.tensor([float(value)], dtype=torch.float64) for name, value in metrics.items()}
+        self.add(**{under("optimizer_step", name): value for name, value in values.items()})
         self.updates += 1
         self._losses.append(loss)
         self._norms.append(grad_norm)
 
     def skip(self, loss: float | None = None) -> None:
-        """Record an update that was left out: nothing in it could teach, or its gradient overflowed (then with its
-        *loss*).
-        """
+        """Record an update that was left out, without a sample to learn from or with an overflow (and its *loss*)."""
         self.skipped += 1
         if loss is not None:
             self._losses.append(loss)
 
     def summary(self, **more: float) -> dict[str, float]:
-        """Metrics of the step, with *more*.
+        """Metrics of the step, and *more*.
 
-        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; what `add` counted are means over
+        ``loss`` is the mean over updates, ``grad_norm`` the largest before clipping; values from `add` are means over
         tokens (or terms) and epochs, ``ratio.min`` and ``ratio.max`` extremes.
         """
-        out = {name: float(total) / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
-        out |= {f"{name}.min": float(value) for name, value in self._least.items()}
-        out |= {f"{name}.max": float(value) for name, value in self._most.items()}
+        metrics = {name: float(total) / self._counts[name] for name, total in self._sums.items() if self._counts[name]}
+        metrics |= {f"{name}.min": float(value) for name, value in self._least.items()}
+        metrics |= {f"{name}.max": float(value) for name, value in self._most.items()}
         if self._losses:
-            out["loss"] = math.fsum(self._losses) / len(self._losses)
+            metrics["loss"] = math.fsum(self._losses) / len(self._losses)
         if self._norms:
-            out["grad_norm"] = max(self._norms)
-        return out | {"updates": float(self.updates), "updates.skipped": float(self.skipped)} | more
+            metrics["grad_norm"] = max(self._norms)
+        return metrics | {"updates": float(self.updates), "updates.skipped": float(self.skipped)} | more
 
 
 @torch.no_grad()
 def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[str, float]:
-    """How far the sampler mu was from the learner prox, over the tokens that were scored under prox.
+    """The mismatch between the sampler mu and the learner prox, over the tokens that were scored under prox.
 
     ``mismatch.mean`` and ``.max`` are \\|log prox - log mu\\| in nats, ``mismatch.kl`` estimates KL(mu \\|\\| prox) per
     token (k3: the tokens are samples of mu). ``ess.tokens`` and ``ess.sequences`` are the effective sample size of the
@@ -140,11 +133,11 @@ def sampler_metrics(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor) -> dict[
         mu_logp: log-probs under mu, [N].
         sample: which sample each token belongs to, [N].
     """
-    seen = ~prox_logp.isnan()
-    if not bool(seen.any()):
+    scored = ~prox_logp.isnan()
+    if not bool(scored.any()):
         return {}
-    log_N = (prox_logp.double() - mu_logp.double())[seen]
-    names, place = sample.to(seen.device)[seen].unique(return_inverse=True)
+    log_N = (prox_logp.double() - mu_logp.double())[scored]
+    names, place = sample.to(scored.device)[scored].unique(return_inverse=True)
     log_S = log_N.new_zeros(len(names)).index_add(0, place, log_N)
     return {
         "mismatch.mean": float(log_N.abs().mean()),
@@ -184,9 +177,9 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
 
 
 def staleness(batch: Batch, version: int) -> dict[str, float]:
-    """``staleness.mean`` and ``.max`` over the tokens that train: how many synced versions the learner, at
-    *version*, is ahead of the one that sampled them.
+    """``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the learner, at *version*, is
+    ahead of the weights that sampled the token.
     """
-    rows = (sequence for sample in batch.samples for sequence in sample.sequences)
-    found = [version - v for row in rows for v, trains in zip(row.versions, row.mask, strict=True) if trains]
-    return {"staleness.mean": math.fsum(found) / len(found), "staleness.max": float(max(found))}
+    sequences = [sequence for sample in batch.samples for sequence in sample.sequences]
+    lags = [version - v for s in sequences for v, trains in zip(s.versions, s.mask, strict=True) if trains]
+    return {"staleness.mean": math.fsum(lags) / len(lags), "staleness.max": float(max(lags))}

@@ -1,4 +1,4 @@
-"""Micro-batches: parts of a batch that fit the token budget. No term is ever split over two of them."""
+"""Micro-batches: parts of a batch within the token budget. No term is split over two of them."""
 
 from __future__ import annotations
 
@@ -104,9 +104,8 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Cut the samples at *indices* into micro-batches of about *budget* tokens.
 
-    Groups stay together, so that their shared prompt is computed once, unless one alone exceeds the budget; a sample is
-    never split, nor a group where terms read groups. Groups of like length go together, longest first. The cut depends
-    on nothing but the batch.
+    A group within the budget stays together, so that its prompt is computed once. A sample is never split, nor a group
+    if terms read whole groups. Groups of similar length go together, longest first. Nothing but the batch decides.
 
     Args:
         level: what one term reads.

@@ -25,8 +25,8 @@ class OptimizerStep:
         parameters: those of it that train.
         batch: all samples of the step, hence the temperature.
         parts: the minibatch in micro-batches.
-        evaluate: part of the loss of one micro-batch, with gradient; metrics are taken down where the second argument
-            is true, which must be so exactly once per micro-batch, before the parameters change.
+        evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the second argument is true,
+            as it must be exactly once per micro-batch, before the parameters change.
         token_budget: tokens of a micro-batch.
     """
 
@@ -38,7 +38,7 @@ class OptimizerStep:
     token_budget: int
 
     def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
-        """The loss; leaves its gradient in every parameter's ``grad``, unclipped. Call it once, first."""
+        """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once, first."""
         for parameter in self.parameters:
             parameter.grad = None
         total = torch.zeros((), dtype=torch.float64, device=self.parameters[0].device)
@@ -47,11 +47,11 @@ class OptimizerStep:
             scale(part).backward()
             total += part.detach()
         for parameter in self.parameters:
-            if parameter.grad is None:  # no term reached it; momentum still moves it
+            if parameter.grad is None:  # no term depends on it; momentum still moves it
                 parameter.grad = torch.zeros_like(parameter)
         return float(total)
 
     @torch.no_grad()
     def loss(self) -> float:
-        """The loss at the parameters as they are now, without metrics: for line searches."""
+        """Compute the loss at the present parameters, without metrics: for line searches."""
         return float(sum(self.evaluate(micro, False).double() for micro in self.parts))

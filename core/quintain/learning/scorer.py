@@ -137,10 +137,11 @@ class Scorer:
         """
         scores: dict[str, Tensor] = {}
         options: dict[str, Any] = {"temperature": flat_tokens.batch.temperature}
-        options |= {
-            "top": self._top if policy == "theta" else 0,
-            "prune": self.algorithm.prune if self.algorithm else 0.0,
-        }
+        if self.algorithm is not None:
+            options["prune"] = self.algorithm.prune
+            if policy == "theta" and "top" in self.algorithm.objective.reads:
+                # The objective compares the likeliest tokens of prox, which is theta when this runs.
+                options["top"] = int(self.algorithm.objective.argument("top"))
         with self._forward_of(policy) as forward:
             for micro in self.micro_batches(flat_tokens, indices):
                 positions = micro.positions.to(self.device)
@@ -151,7 +152,9 @@ class Scorer:
                     if value is None:
                         continue
                     if name not in scores:
-                        scores[name] = self._unknown(flat_tokens.starts[-1], value)
+                        kind, fill = (self.dtype, float("nan")) if value.is_floating_point() else (value.dtype, 0)
+                        shape = (flat_tokens.starts[-1], *value.shape[1:])
+                        scores[name] = torch.full(shape, fill, dtype=kind, device=self.device)
                     scores[name][positions] = value.to(scores[name].dtype)
         return scores
 
@@ -169,7 +172,8 @@ class Scorer:
         policies = FrozenPolicies(mu_logp=mu_logp, prox_logp=torch.full_like(mu_logp, float("nan")))
         everyone = range(len(flat_tokens.batch.samples))
         reads = algorithm.advantage.reads - {"ref"}
-        # ref is compared over the vocabulary that prox leaves
+        # Before the first update an advantage may read prox, a KL penalty in the reward needs it, and with pruning ref
+        # is scored over the vocabulary that prox keeps.
         pruned_reference = algorithm.uses_reference and algorithm.prune
         needs_all = reads or "top" in algorithm.objective.reads or pruned_reference or algorithm.kl.in_reward
         if samples := list(everyone) if needs_all else later:
@@ -179,7 +183,7 @@ class Scorer:
             policies.safe = scores.get("safe")
             if "top_ids" in scores:
                 policies.top = {f"prox_{name}": scores[name] for name in ("top_ids", "top_logp")}
-                # Found by id, since the sampled token's log-prob may round differently from that of the list.
+                # Compare ids, not log-probs: the sampled token's may round differently from that in the list.
                 ids = flat_tokens.ids.to(self.device).unsqueeze(1)
                 policies.top["prox_top_has"] = (scores["top_ids"] == ids).any(1)
         if algorithm.uses_reference:
@@ -187,15 +191,10 @@ class Scorer:
         return policies
 
     def _run(self, forward: Forward, prefix_groups: Sequence[PrefixGroup], options: Mapping[str, Any]) -> Statistics:
-        half = self.half or torch.bfloat16  # some type must be named, also where autocast is off
+        # Autocast needs the name of a type even where it is off.
+        half = self.half or torch.bfloat16
         with torch.autocast(self.device.type, dtype=half, enabled=self.half is not None):
             return forward.statistics(prefix_groups, math=self.math, **options)
-
-    @property
-    def _top(self) -> int:
-        """How many of the likeliest tokens the objective compares."""
-        objective = self.algorithm.objective if self.algorithm else None
-        return int(objective.argument("top")) if objective is not None and "top" in objective.reads else 0
 
     @contextlib.contextmanager
     def _forward_of(self, policy: Literal["theta", "ref"]) -> Iterator[Forward]:
@@ -203,17 +202,13 @@ class Scorer:
         if policy == "theta":
             yield self.forward
         elif self.reference is not None:
-            if self._reference_forward is None:  # only now: making one tries it out
+            if self._reference_forward is None:
+                # Not in the constructor: a forward runs its module to choose a layout.
                 self._reference_forward = Forward(self.reference, layout=self.forward.layout)
             yield self._reference_forward
         elif hasattr(module, "disable_adapter"):
+            # With adapters the model before training is still there, under them.
             with module.disable_adapter():
                 yield self.forward
         else:
             raise UsageError("no reference model is kept: the algorithm does not use one")
-
-    def _unknown(self, tokens: int, like: Tensor) -> Tensor:
-        """Room for a statistic of all *tokens*: NaN for numbers, 0 for ids and bits."""
-        number = like.is_floating_point()
-        dtype = self.dtype if number else like.dtype
-        return torch.full((tokens, *like.shape[1:]), float("nan") if number else 0, dtype=dtype, device=self.device)

@@ -1,4 +1,4 @@
-"""The learner's weights as an engine takes them up."""
+"""The learner's weights in the form that an engine loads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ModuleWeights:
     """Live weights under the names of a Hugging Face checkpoint.
 
     Attributes:
-        module: what they belong to; an engine that shares tensors reads it.
+        module: the trained model; an engine that shares its tensors reads it.
         version: of these weights.
     """
 
@@ -28,9 +28,9 @@ class ModuleWeights:
         if not has_adapters(self.module):
             return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
         with torch.no_grad():
-            found = {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
+            tensors = {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
         head = cast(Any, self.module).get_output_embeddings()
         if head.weight is cast(Any, self.module).get_input_embeddings().weight:  # tied: one parameter, two names
             names = {id(p): name for name, p in cast(Any, self.module).get_base_model().named_parameters()}
-            found.setdefault("lm_head.weight", found[names[id(head.weight)]])
-        return found
+            tensors.setdefault("lm_head.weight", tensors[names[id(head.weight)]])
+        return tensors

@@ -1,16 +1,14 @@
-"""Training forward passes: rows of tokens to hidden states at the positions that are asked for.
+"""Training forward passes: rows of tokens to hidden states at the positions whose log-probs are needed.
 
 Layouts:
-    shared: over the layers of `Decoder`. What the rows of a prefix group have in common at the start is computed once
-    and
-        read by all of them; gradients flow back through it. Linear layers see no padding; attention pads inside a
-        micro-batch only.
+    shared: over the layers of `Decoder`. The common prefix of the rows of a prefix group is computed once and read by
+    all of
+        them; gradients flow back through it. Linear layers see no padding, attention only what a micro-batch needs.
     bucketed: the module's own forward over right-padded rows.
-    packed: the module's own forward over one row whose position ids restart; only for attention kernels of variable
-        length.
+    packed: the module's own forward over one row whose position ids restart, for attention kernels of variable length.
 
-Shapes: F tokens laid flat, N asked positions, D hidden size, M prefix groups, G rows of a prefix group, P tokens of a
-shared start, T tokens of a rest, H query heads, K key heads, E head size.
+Shapes: F flat tokens, N places, D hidden size, M prefix groups, G rows of a prefix group, P tokens of a common prefix,
+T tokens of a rest, H query heads, K key heads, E head size.
 """
 
 from __future__ import annotations
@@ -39,14 +37,14 @@ Layout = Literal["shared", "bucketed", "packed"]
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids, and the places (from 1, increasing) whose log-probs are asked for."""
+    """Token ids, and the places (from 1, increasing) whose log-probs are needed."""
 
     ids: Sequence[int]
     positions: Sequence[int]
 
 
 PrefixGroup = Sequence[TokenSequence]
-"""Rows that may share their start."""
+"""Rows that may have a common prefix."""
 
 
 class Forward:
@@ -54,7 +52,7 @@ class Forward:
 
     Args:
         module: a causal language model of transformers, possibly with adapters.
-        layout: ``auto`` takes the fastest that the probe finds equal to the plain forward.
+        layout: ``auto`` is the fastest that reproduces the module's own forward on a short text.
         checkpointing: keep only the input of each layer for the backward pass.
 
     Raises:
@@ -69,16 +67,20 @@ class Forward:
         self.decoder = TrainingDecoder.of(module)
         self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
-            _checkpoint_own_layers(module)
+            # Switch on the module's own checkpointing. It needs training mode, which is safe without dropout.
+            renamed = hasattr(module, "activation_checkpointing_enable")  # in transformers 5
+            name = "activation_checkpointing" if renamed else "gradient_checkpointing"
+            settings = {f"{name}_kwargs": {"use_reentrant": False}}
+            cast(Any, getattr(module, f"{name}_enable"))(**settings)
+            module.train()
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
-        """Statistics at all asked places, in the order of prefix groups, rows and places; options as in
-        `head.statistics`.
-        """
+        """Statistics at all places, in the order of prefix groups, rows and places; options as in `head.statistics`."""
         hidden_ND = self.hidden(prefix_groups)
         targets = [row.ids[place] for prefix_group in prefix_groups for row in prefix_group for place in row.positions]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
-        with torch.autocast(hidden_ND.device.type, enabled=False):  # the option `math` alone says what the head uses
+        # Autocast would choose the type of the product with the head; here the option `math` alone does.
+        with torch.autocast(hidden_ND.device.type, enabled=False):
             return statistics(hidden_ND, self.head_weight, target_N, **options)
 
     @property
@@ -90,7 +92,7 @@ class Forward:
         return head.weight
 
     def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
-        """Hidden states [N, D] from which the asked tokens were predicted, after the last norm."""
+        """Hidden states [N, D] that predict the tokens at all places, after the last norm."""
         if self.layout == "shared":
             assert self.decoder is not None
             return _shared_hidden(self.decoder, PrefixLayout.of(prefix_groups, self.decoder.device), self.checkpointing)
@@ -98,19 +100,19 @@ class Forward:
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
     def cost(self, prefix_group: PrefixGroup) -> int:
-        """Tokens that the layers see for *prefix_group*."""
+        """Number of tokens that pass through the layers for *prefix_group*."""
         lengths = [len(row.ids) - 1 for row in prefix_group]
         if self.layout != "shared":
             return sum(lengths)
         return sum(lengths) - (len(prefix_group) - 1) * shared_start(prefix_group)
 
-    def _choose(self, wanted: Layout | Literal["auto"]) -> Layout:
-        if wanted == "shared" and self.decoder is None:
+    def _choose(self, setting: Layout | Literal["auto"]) -> Layout:
+        if setting == "shared" and self.decoder is None:
             raise UsageError(f"layout 'shared' does not know {type(self.module).__name__}; use 'auto' or 'bucketed'")
         packs = "flash" in str(getattr(cast(Any, self.module).config, "_attn_implementation", ""))
         possible: dict[Layout, bool] = {"shared": self.decoder is not None, "packed": packs, "bucketed": True}
-        fastest = [layout for layout, works in possible.items() if works]
-        candidates: list[Layout] = fastest if wanted == "auto" else [wanted, "bucketed"]
+        by_speed = [layout for layout, works in possible.items() if works]
+        candidates: list[Layout] = by_speed if setting == "auto" else [setting, "bucketed"]
         chosen: Layout = next((layout for layout in candidates if self._agrees(layout)), "bucketed")
         if chosen != candidates[0]:
             log.warning("layout %r disagrees with the plain forward pass; %r is used", candidates[0], chosen)
@@ -118,14 +120,14 @@ class Forward:
 
     @torch.no_grad()
     def _agrees(self, layout: Layout) -> bool:
-        """Compare a layout with one plain forward per row, on three short rows.
+        """Whether a layout gives the log-probs of one plain forward per row, on three short rows.
 
         Raises:
-            UsageError: even padded rows differ, so the head is not the linear map that the scorer needs.
+            UsageError: even padded rows differ, so the head is not the linear map that `head.statistics` computes.
         """
         vocab = self.head_weight.shape[0]
         texts = [[(7 * i + 3 * j + 1) % vocab for j in range(n)] for i, n in ((0, 9), (1, 6), (1, 4))]
-        texts[2][:2] = texts[1][:2]
+        texts[2][:2] = texts[1][:2]  # a common prefix, for layout 'shared'
         prefix_group = [TokenSequence(ids, range(1, len(ids))) for ids in texts]
         self.layout = layout
         logp_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
@@ -153,6 +155,7 @@ class Forward:
         longest = ids_RT.shape[1]
         positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
         mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
+        # Without padding no mask is passed: attention kernels are faster with plain causality.
         hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
         at = [r * longest + place - 1 for r, row in enumerate(rows) for place in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(0, torch.tensor(at, dtype=torch.long, device=device))
@@ -168,20 +171,11 @@ class Forward:
         return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
 
 
-def _checkpoint_own_layers(module: nn.Module) -> None:
-    """Switch on the module's own checkpointing, which works in training mode only; its dropout must be 0."""
-    owner = cast(Any, module)
-    renamed = hasattr(owner, "activation_checkpointing_enable")  # in transformers 5
-    name = "activation" if renamed else "gradient"
-    settings = {f"{name}_checkpointing_kwargs": {"use_reentrant": False}}
-    getattr(owner, f"{name}_checkpointing_enable")(**settings)
-    module.train()
-
-
 def shared_start(prefix_group: PrefixGroup) -> int:
-    """Tokens at the start that all rows have in common; every row keeps at least one input token of its own."""
+    """Length of the common prefix of all rows; each row keeps at least one input token of its own."""
     if len(prefix_group) < 2:
         return 0
+    # What the first and the last in dictionary order have in common at the start, all between them have, too.
     first, last = min(list(row.ids) for row in prefix_group), max(list(row.ids) for row in prefix_group)
     most = min(len(row.ids) for row in prefix_group) - 2
     same = 0
@@ -192,14 +186,13 @@ def shared_start(prefix_group: PrefixGroup) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Padding:
-    """A ragged pile of flat tokens as a block, and back, both as gathers.
+    """Rearranges flat tokens into a padded block and back, both as gathers.
 
     Attributes:
         shape: of the block.
-        block_to_flat: for each place of the block the flat token (0 where there is none); ``None`` where nothing is
-            padded.
+        block_to_flat: for each place of the block its flat token, 0 in the padding.
         flat_to_block: the inverse.
-        real: boolean, of shape *shape*; ``None`` where nothing is padded.
+        real: boolean, of shape *shape*; like both gathers ``None`` where nothing is padded.
     """
 
     shape: tuple[int, ...]
@@ -209,7 +202,7 @@ class Padding:
 
     @classmethod
     def of(cls, lengths: Sequence[Sequence[int]], device: torch.device) -> Padding:
-        """Flat tokens of [prefix group][row] runs of *lengths*, as a block [M, G, T]."""
+        """The padding of runs of *lengths* by prefix group and row to a block [M, G, T]."""
         shape = (len(lengths), max(map(len, lengths)), max(n for prefix_group in lengths for n in prefix_group))
         if all(len(prefix_group) == shape[1] and all(n == shape[2] for n in prefix_group) for prefix_group in lengths):
             return cls(shape=shape, block_to_flat=None, flat_to_block=None, real=None)
@@ -228,7 +221,7 @@ class Padding:
         )
 
     def block(self, flat: Tensor) -> Tensor:
-        """[F, ...] to [*shape, ...]; padded places hold a copy of token 0, which attention must mask."""
+        """[F, ...] to [*shape, ...]; the padding holds copies of token 0, which attention must mask."""
         if self.block_to_flat is None or self.flat_to_block is None:
             return flat.unflatten(0, self.shape)
         return cast(Tensor, _Rearrange.apply(flat, self.block_to_flat, self.flat_to_block)).unflatten(0, self.shape)
@@ -257,13 +250,15 @@ class _Rearrange(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixLayout:
-    """Where everything of a micro-batch lies: first the shared starts of all prefix groups, flat, then all rests.
+    """Order of a micro-batch's tokens: first the common prefixes ("starts") of all prefix groups, then the rests of all
+    rows.
 
     Attributes:
         ids, positions: of the flat tokens, [F].
-        starts: flat tokens that belong to shared starts.
-        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no prefix group shares anything.
-        asked: flat token that predicts each asked place, [N].
+        starts: number of flat tokens in common prefixes.
+        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no prefix group has a common
+            prefix.
+        asked: index of the flat token that predicts each place, [N].
     """
 
     ids: Tensor
@@ -276,9 +271,9 @@ class PrefixLayout:
     @classmethod
     def of(cls, prefix_groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
         shared = [shared_start(prefix_group) for prefix_group in prefix_groups]
-        # then each row is a prefix group of its own, whose attention is plainly causal: a faster kernel
-        if not any(shared):
+        if not any(shared):  # rows alone need no mask beyond causality, for which attention has a faster kernel
             prefix_groups, shared = [[row] for prefix_group in prefix_groups for row in prefix_group], []
+        # The last token of a row predicts nothing that trains, so it is left out everywhere below.
         common = shared or [0] * len(prefix_groups)
         ids = [i for n, prefix_group in zip(shared, prefix_groups, strict=False) for i in prefix_group[0].ids[:n]]
         positions = [p for n in shared for p in range(n)]
@@ -286,6 +281,7 @@ class PrefixLayout:
         asked: list[int] = []
         for n, prefix_group in zip(common, prefix_groups, strict=True):
             for row in prefix_group:
+                # The token before place p predicts it: in the common prefix as long as p <= n, else in the row's rest.
                 asked.extend(begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.positions)
                 ids.extend(row.ids[n:-1])
                 positions.extend(range(n, len(row.ids) - 1))
@@ -305,7 +301,7 @@ class PrefixLayout:
 
 
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
-    """Hidden states [N, D] at the asked places. The last layer's output is computed there only."""
+    """Hidden states [N, D] that predict the places of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
     mask = _rest_mask(plan, hidden_FD.dtype)
@@ -313,10 +309,11 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
     def run(layer: Layer, hidden_FD: Tensor) -> Tensor:
         query, key, value = decoder.qkv(layer, hidden_FD, cos_FE, sin_FE)
         mixed = _attend(plan, query, key, value, mask, decoder.scaling)
-        if layer is decoder.layers[-1]:
+        if layer is decoder.layers[-1]:  # what follows acts on each token alone: compute it where it is needed
             hidden_FD, mixed = hidden_FD.index_select(0, plan.asked), mixed.index_select(0, plan.asked)
         return decoder.mlp(layer, decoder.after_attention(layer, hidden_FD, mixed))
 
+    # Scoring keeps nothing for a backward pass, so there is nothing to save by computing layers twice.
     keep = checkpointing and torch.is_grad_enabled()
     for layer in decoder.layers:
         hidden_FD = checkpoint(run, layer, hidden_FD, use_reentrant=False) if keep else run(layer, hidden_FD)
@@ -324,11 +321,10 @@ def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) ->
 
 
 def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
-    """Additive mask [M, 1, T, P + T] of rests over shared starts and themselves; ``None`` where it is plainly
-    causal.
-    """
+    """Additive mask [M, 1, T, P + T] of rests over starts and themselves; ``None`` without common prefixes."""
     if plan.start is None:
         return None
+    # A rest sees all real tokens of its start, and of itself those up to its own position.
     device = plan.ids.device
     t, p = plan.rest.shape[2], plan.start.shape[2]
     causal_TT = torch.ones(t, t, dtype=torch.bool, device=device).tril()
@@ -340,13 +336,12 @@ def _rest_mask(plan: PrefixLayout, dtype: torch.dtype) -> Tensor | None:
 def _attend(
     plan: PrefixLayout, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float
 ) -> Tensor:
-    """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E].
-
-    In float32 on a CPU: its bfloat16 kernel takes three times as long there, and rounds.
-    """
+    """Mixed values [F, H, E] of flat queries [F, H, E] and keys, values [F, K, E]."""
+    # On a CPU the bfloat16 kernel takes three times as long as the one of float32, and rounds.
     if query.device.type == "cpu" and torch.is_autocast_enabled("cpu"):
         with torch.autocast("cpu", enabled=False):
             return _attend(plan, query.float(), key.float(), value.float(), mask, scaling)
+    # The common prefixes come first among the flat tokens and attend to themselves alone, once for all rows.
     rest_q, rest_k, rest_v = (plan.rest.block(x[plan.starts :]) for x in (query, key, value))
     if plan.start is None or mask is None:
         mixed = attend(rest_q.squeeze(1), rest_k.squeeze(1), rest_v.squeeze(1), None, scaling)
@@ -360,7 +355,9 @@ def _attend(
 def _cascade(
     query: Tensor, start_k: Tensor, start_v: Tensor, rest_k: Tensor, rest_v: Tensor, mask: Tensor, scaling: float
 ) -> Tensor:
-    """Attention of rests [M, G, T, H, E] over shared starts [M, P, K, E] and themselves [M, G, T, K, E]."""
+    """Attention of rests [M, G, T, H, E] over starts [M, P, K, E] and themselves [M, G, T, K, E]."""
+    # Keys and values of the prefix are copied for each row, though their projections were computed once: attending to
+    # the two parts apart would need the softmax normalisers to merge the results, which the kernel does not return.
     m, g = query.shape[:2]
     key = torch.cat([start_k.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_k], dim=2).flatten(0, 1)
     value = torch.cat([start_v.unsqueeze(1).expand(-1, g, -1, -1, -1), rest_v], dim=2).flatten(0, 1)

@@ -1,9 +1,9 @@
-"""The layers between the matrix products as single differentiable functions, for training on layers of our own.
+"""The operations between the matrix products as single differentiable functions, for training on our own layers.
 
-Left to autograd, norms, rotary embeddings and the gated activation write and read a dozen temporaries of the size of
-the hidden states; at small models that costs as much as half of the products. Each function here keeps its input only
-and writes its gradient in place into one buffer. Inside, math is float32 at least; outputs have the type that the next
-product wants.
+Autograd would keep a dozen temporaries of the size of the hidden states for norms, rotary embeddings and the gated
+activation, which is a quarter to a third more memory and 2 to 13 % more time per update (``docs/decisions.md``). Each
+function here keeps its input only and writes its gradient in place into one buffer. Inside, math is float32 at least;
+outputs have the type of the next product.
 
 Shapes: F tokens laid flat, D hidden size, H query heads, K key heads, E head size, W width of the feed-forward network.
 """
@@ -21,7 +21,7 @@ from .layers import Decoder, Layer
 
 
 class TrainingDecoder(Decoder):
-    """`Decoder` with the functions below; same results up to rounding. Expects flat tokens."""
+    """A `Decoder` on the functions below, for flat tokens; its results are the same up to rounding."""
 
     def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
         return cast(Tensor, _RmsNorm.apply(hidden, norm.weight, norm.variance_epsilon, _product_type(hidden)))
@@ -36,7 +36,7 @@ class TrainingDecoder(Decoder):
 
 
 def _product_type(x: Tensor) -> torch.dtype:
-    """What a matrix product of *x* would run in here."""
+    """The type in which a matrix product of *x* runs here, under autocast or not."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 
@@ -51,9 +51,7 @@ def _inverse_rms(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _norm_backward(grad: Tensor, x: Tensor, inverse: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of y = x inverse(x) gain: for x, and for gain before it is summed over tokens. *grad* is
-    overwritten.
-    """
+    """Gradients of y = x inverse(x) gain: for x, and for gain before the sum over tokens. Overwrites *grad*."""
     unit = x * inverse
     by_gain = grad * unit
     grad.mul_(gain)
@@ -80,7 +78,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _Heads(torch.autograd.Function):
-    """Joined projections [F, (H + 2 K) E] to rotated queries [F, H, E], rotated keys and plain values [F, K, E]."""
+    """Joined projections [F, (H + 2 K) E] to rotated queries [F, H, E], rotated keys and values [F, K, E]."""
 
     @staticmethod
     def forward(

@@ -22,18 +22,17 @@ CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class Statistics:
-    """What is known of the policy at each of N tokens, at its temperature. Natural logarithms.
+    """Statistics of the next-token distribution at each of N tokens, at the policy's temperature. Natural logarithms.
 
     Attributes:
         logp: log-prob of the target, [N].
         entropy: in nats, [N].
         square: sum over the vocabulary of the squared probability, [N].
         mean_logp: mean over the vocabulary of the log-prob, [N].
-        asked_logp: log-probs of the ids asked for, [N, K]; ``None`` where none were.
-        top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K]; ``None`` where none were
-            asked for.
-        safe: under pruning, the tokens that were left, as bits, [N, ceil(V / 8)]; all of the above is of the
-            distribution over these alone.
+        asked_logp: log-probs of further ids, [N, K]; ``None`` where no ids were passed.
+        top_ids, top_logp: the likeliest tokens and their log-probs, without gradient, [N, K], or ``None``.
+        safe: the tokens that pruning kept, as bits, [N, ceil(V / 8)]; all statistics are those of the distribution
+            over these tokens.
     """
 
     logp: Tensor
@@ -59,33 +58,32 @@ def statistics(
     prune: float = 0.0,
     safe: Tensor | None = None,
 ) -> Statistics:
-    """Reduce hidden states to `Statistics` of softmax(hidden @ weight.T / temperature). All carry gradients.
+    """Compute `Statistics` of softmax(hidden @ weight.T / temperature). All but the likeliest tokens carry gradients.
 
     Args:
         hidden_ND: hidden states after the last norm.
         weight_VD: the output layer, without bias.
         target_N: the token that followed, as int64.
         temperature: of the policy, > 0.
-        asked_NK: further ids whose log-probs are wanted.
-        math: type of the product with the head (bfloat16 or float32; ``None`` is that of *hidden_ND*). What follows the
-            product is float32, or float64 for float64 input.
-        chunk: tokens at a time; by default as many as keep the logits within `CHUNK_ELEMENTS`.
-        top: how many of the likeliest tokens to return.
-        prune: leave out tokens of less than this share of the likeliest one's probability, the target excepted.
-        safe: leave out all but these instead, as an earlier call returned them.
+        asked_NK: further ids whose log-probs to return.
+        math: type of the product with the head (bfloat16 or float32; ``None`` is that of *hidden_ND*). All later
+            operations are in float32, or in float64 for float64 input.
+        chunk: tokens per chunk; by default as many as keep the logits within `CHUNK_ELEMENTS`.
+        top: number of likeliest tokens to return.
+        prune: drop tokens below this share of the likeliest token's probability, but never the target.
+        safe: keep exactly these tokens instead, bits from an earlier call.
     """
     size = chunk or max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
     asked = target_N.unsqueeze(1) if asked_NK is None else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
     kind = math or hidden_ND.dtype
-    found = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size, top, prune, safe)
-    asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = found
-    rest = None if asked_NK is None else asked_logp[:, 1:]
+    columns = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size, top, prune, safe)
+    asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = columns
     return Statistics(
         logp=asked_logp[:, 0],
         entropy=entropy,
         square=square,
         mean_logp=mean_logp,
-        asked_logp=rest,
+        asked_logp=None if asked_NK is None else asked_logp[:, 1:],
         top_ids=top_ids,
         top_logp=top_logp,
         safe=kept,
@@ -93,8 +91,8 @@ def statistics(
 
 
 class _Reduce(torch.autograd.Function):
-    """The statistics of one head. Only the target's log-prob nearly always gets a gradient; the others cost nothing
-    then.
+    """The statistics and their gradient. Nearly always only the target's log-prob receives a gradient; statistics
+    without one then add nothing to the backward pass.
     """
 
     @staticmethod
@@ -126,14 +124,15 @@ class _Reduce(torch.autograd.Function):
         for at in range(0, n, chunk):
             part = slice(at, at + chunk)
             logits_CV = _logits(hidden_ND[part], head_DV, temperature, wide)
-            out_CV = None  # tokens that are left out
+            out_CV = None  # pruned tokens
             if kept is not None:
                 if safe is None:
                     _choose(kept[part], logits_CV, asked_NK[part, :1], prune)
                 out_CV = ~_unpacked(kept[part], vocab)
                 logits_CV.masked_fill_(out_CV, -torch.inf)
             peak_C1 = logits_CV.amax(1, keepdim=True)
-            raised_CV = logits_CV.sub_(peak_C1).exp()  # one exponential serves all statistics
+            # Subtracting the peak keeps exp from overflowing. This one exponential serves all statistics.
+            raised_CV = logits_CV.sub_(peak_C1).exp()
             total_C = raised_CV.sum(1)
             log_total_C = total_C.log()
             asked_logp[part] = logits_CV.gather(1, asked_NK[part]) - log_total_C.unsqueeze(1)
@@ -142,7 +141,7 @@ class _Reduce(torch.autograd.Function):
                 top_logp[part] = values - log_total_C.unsqueeze(1)
             size: Tensor | int = vocab
             if out_CV is not None:
-                logits_CV.masked_fill_(out_CV, 0.0)  # 0 times minus infinity is not 0
+                logits_CV.masked_fill_(out_CV, 0.0)  # the sums below would compute 0 * -inf = NaN
                 size = vocab - out_CV.sum(1)
             mean_logp[part] = logits_CV.sum(1) / size - log_total_C
             square[part] = torch.linalg.vecdot(raised_CV, raised_CV) / total_C.square()
@@ -176,8 +175,8 @@ class _Reduce(torch.autograd.Function):
 
 
 def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:
-    """Write the safe vocabulary into *kept*: what has at least *prune* of the likeliest one's probability, and the
-    target.
+    """Write the kept vocabulary into *kept*: tokens with at least *prune* of the likeliest token's probability, and
+    the target.
     """
     safe_CV = logits_CV >= logits_CV.amax(1, keepdim=True) + log(prune)
     safe_CV.scatter_(1, target_C1, True)
@@ -186,7 +185,7 @@ def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) ->
 
 
 def _unpacked(kept: Tensor, vocab: int) -> Tensor:
-    """Bits [C, ceil(V / 8)] as booleans [C, V]."""
+    """Unpack bits [C, ceil(V / 8)] to booleans [C, V]."""
     bits = (kept.unsqueeze(-1) & _BITS.to(kept.device)) != 0
     return bits.flatten(1)[:, :vocab]
 
@@ -204,8 +203,8 @@ def _logits(hidden_CD: Tensor, head_DV: Tensor, temperature: float, wide: torch.
 
 
 def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None) -> Tensor:
-    """Gradient with respect to the scaled logits z, from those of the four statistics. *logp_CV* may be overwritten;
-    tokens that are not *in_CV* have no part in it.
+    """Gradient with respect to the scaled logits z, from those of the four statistics. Overwrites *logp_CV*; tokens
+    outside *in_CV* receive none.
 
     With p = softmax(z): d logp_k = 1_k - p; d entropy = -p (log p + entropy); d square = 2 p (p - square); d mean_logp
     = 1/V - p.
@@ -239,7 +238,7 @@ def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], 
 
 
 def _accumulate(into: Tensor, left: Tensor, right: Tensor) -> None:
-    """``into += left @ right``, summed over chunks in the wider type."""
+    """Compute ``into += left @ right``, summed over chunks in the wider type."""
     if into.dtype == left.dtype:
         into.addmm_(left, right)
     else:

@@ -1,7 +1,7 @@
-"""A Llama-, Qwen2- or Qwen3-shaped module of transformers, read as plain functions.
+"""The layers of a Llama-, Qwen2- or Qwen3-shaped transformers module as plain functions.
 
-Decoding and training both run over these functions instead of the module's own forward: they decide what is cached,
-what is shared between sequences and how attention reads it. The weights stay where they are; nothing is copied.
+Decoding and training call these functions instead of the module's own forward, because they decide themselves what is
+cached, what sequences share and how attention reads it. The weights stay in the module; nothing is copied.
 
 Shapes: N sequences, T tokens, D hidden size, H query heads, K key heads, E head size, V vocabulary. Functions take any
 leading dimensions, written ``...``.
@@ -18,18 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-"""``config.model_type`` of the modules that `Decoder` has been checked against."""
+"""``config.model_type`` of the modules against which `Decoder` is tested."""
 
 STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 
 class JoinedLinear:
-    """Several linear maps of one input as one: [..., D] to their outputs side by side, [..., sum of outputs].
+    """Several linear maps of one input in one product: [..., D] to their concatenated outputs.
 
     Attributes:
-        parts: the modules; each is called where one is more than an `nn.Linear` (an adapter sits on it).
-        weight, bias: views over all of theirs, where `fuse_storage` laid them side by side, else ``None``.
+        parts: the modules; where one has an adapter, each is called on its own.
+        weight, bias: views over those of all parts, where `fuse_storage` joined them in memory, else ``None``.
     """
 
     def __init__(self, *parts: Any) -> None:
@@ -49,24 +49,24 @@ class JoinedLinear:
             return torch.cat([part(x) for part in self.parts], dim=-1)
         if not torch.is_grad_enabled() and self._lies_joined():
             return functional.linear(x, cast(Tensor, self.weight), self.bias)
-        # Under autograd the weight is put together anew, so that gradients reach each parameter; the copy is small
-        # beside the product.
+        # With autograd the parameters are concatenated on each call: a view over their common storage would get the
+        # gradient in their place. The copy is small beside the product.
         bias = torch.cat([part.bias for part in self.parts]) if self._biases else None
         return functional.linear(x, torch.cat([part.weight for part in self.parts]), bias)
 
     def without_gradient(self) -> Callable[[Tensor], Tensor]:
-        """The same map for the weights' present place in memory: a decoding step makes thousands of such calls."""
+        """The same map with all checks made now, for loops that call it thousands of times."""
         if not self._lies_joined():
             return self
         return partial(functional.linear, weight=cast(Tensor, self.weight), bias=self.bias)
 
     def _lies_joined(self) -> bool:
-        """Whether one view covers all weights; not any more once the module was moved, cast or laid out anew."""
+        """Whether the view still covers all weights: moving or casting the module gives them other storage."""
         return self.weight is not None and self.weight.data_ptr() == self.parts[0].weight.data_ptr()
 
 
 class Layer:
-    """One decoder layer: its modules, with those linear maps joined that have one input.
+    """One decoder layer: its modules, and joined maps over those that read the same input.
 
     Attributes:
         qkv: query, key and value projections.
@@ -82,7 +82,7 @@ class Layer:
 
 
 class Decoder:
-    """Read-only view of a causal language model; make one with `Decoder.of`.
+    """A read-only view of a causal language model, from `Decoder.of`.
 
     Attributes:
         layers: one `Layer` per decoder layer.
@@ -103,9 +103,9 @@ class Decoder:
 
     @classmethod
     def of(cls, module: nn.Module) -> Self | None:
-        """The view, or ``None`` where *module* is shaped differently and its own forward must be used.
+        """Return the view, or ``None`` where *module* has another architecture, so that only its own forward works.
 
-        Adapters of peft are seen through: their modules are called, so adapted weights count.
+        Adapters of peft take part: their modules are called.
         """
         base = cast(Any, module).get_base_model() if hasattr(module, "get_base_model") else module
         return cls(base) if _is_plain(base) else None
@@ -119,22 +119,23 @@ class Decoder:
         return self.embed.weight.dtype
 
     def rotary(self, positions: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-        """Cosines and sines, each [..., E], for integer *positions* [...]; angles are computed in float32."""
+        """Return cosines and sines, each [..., E], of integer *positions* [...]; angles are computed in float32."""
         like = torch.empty(0, dtype=dtype or self.dtype, device=self.device)
         cos, sin = self._rotary(like, positions.reshape(1, -1))
         shape = (*positions.shape, self.head_dim)
         return cos.reshape(shape), sin.reshape(shape)
 
     def qkv(self, layer: Layer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [..., H, E], keys and values [..., K, E] of *hidden* [..., D], normed and rotated.
+        """Return queries [..., H, E], keys and values [..., K, E] of *hidden* [..., D], normed and rotated.
 
-        *cos* and *sin* are those of the positions of *hidden*, as `rotary` gives them.
+        Args:
+            cos, sin: from `rotary`, of the positions of *hidden*.
         """
         joined = layer.qkv(self.rms_norm(layer.before_attention, hidden))
         return self.split_heads(layer, joined, cos, sin)
 
     def split_heads(self, layer: Layer, joined: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The second half of `qkv`, from the joined projections [..., (H + 2 K) E]."""
+        """Norm and rotate the joined projections [..., (H + 2 K) E]: the second half of `qkv`."""
         heads = joined.unflatten(-1, (-1, self.head_dim))
         query, key, value = heads.split((self.heads, self.key_heads, self.key_heads), dim=-2)
         if hasattr(layer.attention, "q_norm"):
@@ -142,7 +143,7 @@ class Decoder:
         return rotate(query, cos, sin), rotate(key, cos, sin), value
 
     def head_norm(self, layer: Layer) -> tuple[Tensor | None, float]:
-        """Weights [H + K, E] of the norms of queries and keys, and their epsilon; ``None`` where there are none."""
+        """Return the norm weights of queries and keys, [H + K, E] or ``None`` without such norms, and the epsilon."""
         if not hasattr(layer.attention, "q_norm"):
             return None, 0.0
         query, key = layer.attention.q_norm, layer.attention.k_norm
@@ -159,21 +160,21 @@ class Decoder:
         return hidden + layer.feedforward.down_proj(self.gated(joined))
 
     def gated(self, joined: Tensor) -> Tensor:
-        """silu(gate) * up of the two [..., 2 W] side by side, [..., W]."""
+        """Compute silu(gate) * up, [..., W], from the two projections joined, [..., 2 W]."""
         gate, up = joined.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
     def final_norm(self, hidden: Tensor) -> Tensor:
-        """The last norm, [..., D]; what `head` is applied to."""
+        """Apply the last norm, [..., D]; `head` takes its output."""
         return self.rms_norm(self._final_norm, hidden)
 
     def rms_norm(self, norm: Any, hidden: Tensor) -> Tensor:
-        """Root-mean-square norm of *hidden* with the weights of the module *norm*."""
+        """Apply the root-mean-square norm *norm*, a module, to *hidden*."""
         return rms_norm(hidden, norm.weight, norm.variance_epsilon)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Root-mean-square norm over the last dimension, E; half precision is widened inside, as in transformers.
+    """Root-mean-square norm over the last dimension, E. Half precision is widened inside, as in transformers.
 
     Args:
         weight: [E], or one per head [heads, E].
@@ -187,7 +188,11 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*, *sin* [..., E]."""
+    """Rotary embedding in the half-split convention of transformers: [..., heads, E] with *cos*, *sin* [..., E].
+
+    `fused` and the decoding step compute the same with fused multiply-adds, each in the form that is fastest there;
+    results differ in the last bit.
+    """
     half = heads.shape[-1] // 2
     turned = torch.cat((-heads[..., half:], heads[..., :half]), dim=-1)
     return heads * cos.unsqueeze(-2) + turned * sin.unsqueeze(-2)
@@ -212,14 +217,14 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 def fuse_storage(module: nn.Module) -> bool:
-    """Lay the query, key and value weights of each layer side by side in memory, and gate and up likewise.
+    """Join the query, key and value weights of each layer in memory, and those of gate and up.
 
-    The parameters keep their names and stay separate; optimizers, ``state_dict`` and ``save_pretrained`` see no
-    difference. One matrix product over the joined memory then replaces three (two), and in-place updates are visible in
-    it at once. Moving or casting the module afterwards undoes it harmlessly; fuse last.
+    The parameters keep their names and stay separate: optimizers, ``state_dict`` and ``save_pretrained`` see no
+    difference. One matrix product over the joined storage replaces three (two), and in-place updates show in it at
+    once. Moving or casting the module afterwards separates them again, so fuse last.
 
     Returns:
-        whether it was done; adapters and other shapes are left alone.
+        whether it was done; models with adapters and other architectures stay as they are.
     """
     if hasattr(module, "get_base_model") or not _is_plain(module):
         return False
@@ -237,7 +242,7 @@ def fuse_storage(module: nn.Module) -> bool:
 
 def _rehome(parameters: list[nn.Parameter]) -> None:
     if len(parameters) < 2 or _adjacent(parameters) is not None:
-        return  # laying them out again would leave earlier views behind
+        return  # joined already: joining again would leave earlier views on dead storage
     together = torch.cat([p.detach() for p in parameters])
     for parameter, view in zip(parameters, together.split([p.shape[0] for p in parameters]), strict=True):
         parameter.data = view
@@ -260,14 +265,14 @@ def _is_plain(base: nn.Module) -> bool:
 
 
 def cache_shape(config: Any) -> tuple[int, int, int]:
-    """Layers, key heads and head size of a text model's *config*: what it caches of each token, twice."""
+    """Return layers, key heads and head size of a text model's *config*; keys and values each cache their product."""
     heads = config.num_attention_heads
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return config.num_hidden_layers, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def has_windows(config: Any) -> bool:
-    """Whether some layers of a text model's *config* see a window only, which no short probe can notice."""
+    """Whether some layers of a text model's *config* attend to a window only, which no short probe can notice."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
         return any(kind != "full_attention" for kind in kinds)
@@ -275,7 +280,7 @@ def has_windows(config: Any) -> bool:
 
 
 def _adjacent(parameters: list[nn.Parameter]) -> Tensor | None:
-    """One tensor over *parameters* where they follow each other in one storage, as `fuse_storage` lays them."""
+    """Return one tensor over *parameters* if they follow each other in one storage, as after `fuse_storage`."""
     first = parameters[0]
     at = first.data_ptr()
     for parameter in parameters:

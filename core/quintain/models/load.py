@@ -32,8 +32,8 @@ class LoadedModel:
             for).
         tokenizer: its tokenizer and chat template.
         path: the name or folder it came from.
-        context: longest sequence it was built for.
-        fused: whether its projections lie side by side (see `fuse_storage`).
+        context: longest sequence that the architecture allows.
+        fused: whether its projections are joined in memory (see `fuse_storage`).
     """
 
     module: nn.Module
@@ -67,18 +67,23 @@ def load_model(
     Raises:
         UsageError: no such model, no tokenizer, no weights, or a wrong argument; the message names what to do.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = str(name_or_path)
     if is_folder(path):
         check_folder(path)
         path = str(Path(path).expanduser())
         _check_folder(Path(path))
-    tokenizer_parts = _load_tokenizer(path)
-    wanted = "auto" if dtype == "auto" else as_dtype(dtype)
-    module: Any = _from_pretrained(AutoModelForCausalLM, path, dtype=wanted, attn_implementation=attn)
-    tokenizer = HFTokenizer(tokenizer_parts, stop_ids=_generation_stops(module))
-    _check_vocabulary(path, module, tokenizer)
+    tokenizer = _from_pretrained(AutoTokenizer, path)
+    kind = "auto" if dtype == "auto" else as_dtype(dtype)
+    module: Any = _from_pretrained(AutoModelForCausalLM, path, dtype=kind, attn_implementation=attn)
+    tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
+    embeddings = module.get_input_embeddings().weight.shape[0]
+    if tokenizer.vocab_size > embeddings:
+        raise UsageError(
+            f"model {path!r} has embeddings for {embeddings} ids but its tokenizer has {tokenizer.vocab_size}; "
+            "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
+        )
     without_dropout(module)
     module.to(as_device(device))
     if lora is not None:
@@ -119,7 +124,7 @@ def as_device(name: str) -> torch.device:
 
 
 def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
-    """The longest sequence *module* was built for: what its config says, else its tokenizer, else 2,048 tokens."""
+    """Return the longest sequence that *module* supports, by its config, else its tokenizer, else 2,048 tokens."""
     config = module.config
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, field, None)
@@ -129,8 +134,18 @@ def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
     return int(limit) if 0 < limit < _NO_LIMIT else 2048
 
 
+def trainable(module: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
+    """Return *module* in float32 at least and without dropout, with adapters where *lora* has settings."""
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
+        module.float()
+    if lora is not None:
+        module = with_adapters(module, lora)
+    without_dropout(module)
+    return module
+
+
 def without_dropout(module: nn.Module) -> None:
-    """Switch every dropout of *module* off, in training mode too: sampled and trained policy must be one function."""
+    """Switch off all dropout of *module*, in training mode too: the trained policy must be the sampled one."""
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
@@ -161,17 +176,11 @@ def _check_folder(folder: Path) -> None:
         )
 
 
-def _load_tokenizer(path: str) -> Any:
-    from transformers import AutoTokenizer
-
-    return _from_pretrained(AutoTokenizer, path)
-
-
 def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
-    """``kind.from_pretrained`` with the library's many ways to fail told as one error.
+    """Call ``kind.from_pretrained`` and raise one error for the library's many.
 
-    What is in the hub's cache is used as it is, so that a machine without network does not wait for it; what is not
-    is asked for only where the hub can be reached.
+    A model in the hub's cache is used without a request, so that a machine without network does not wait; for others
+    the hub must be reachable.
     """
     from transformers.utils import logging as transformers_logging
 
@@ -216,12 +225,3 @@ def _generation_stops(module: Any) -> tuple[int, ...]:
     config = getattr(module, "generation_config", None)
     eos = getattr(config, "eos_token_id", None)
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
-
-
-def _check_vocabulary(path: str, module: Any, tokenizer: HFTokenizer) -> None:
-    rows = module.get_input_embeddings().weight.shape[0]
-    if tokenizer.vocab_size > rows:
-        raise UsageError(
-            f"model {path!r} knows {rows} ids but its tokenizer has {tokenizer.vocab_size}; "
-            "use the tokenizer it was trained with, or `model.resize_token_embeddings(len(tokenizer))` and save again"
-        )

@@ -12,13 +12,13 @@ from ..errors import UsageError
 
 
 def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
-    """*module* with adapters, which alone train: on all linear maps but the output layer, unless *settings* say where.
+    """Return *module* with adapters, which alone train; by default on all linear maps but the output layer.
 
     Args:
         settings: fields of `peft.LoraConfig`.
 
     Raises:
-        UsageError: peft is not installed, there is no such setting, or dropout is asked for.
+        UsageError: peft is not installed, a setting is unknown, or dropout is not 0.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -41,7 +41,7 @@ def has_adapters(module: nn.Module) -> bool:
 
 
 def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Name, as in a Hugging Face checkpoint, and tensor of each parameter, with the adapters' change added in."""
+    """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter, the adapters' change added."""
     base: Any = module.get_base_model() if has_adapters(module) else module  # type: ignore[operator]
     adapted = {name: part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
     for name, parameter in base.named_parameters():

@@ -1,4 +1,4 @@
-"""The probe: what a module's own forward pass says of a short text, which every faster way to run it must reproduce."""
+"""The probe: log-probs of a short text from a module's own forward, which every faster forward must reproduce."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCE = 1e-3
 
 
 def plain_log_probs(module: nn.Module, ids: Sequence[int]) -> Tensor:
-    """Log-probs after each of *ids*, [T, V], from the module's own forward pass over them alone."""
+    """Log-probs of the next token after each of *ids*, [T, V], from the module's own forward."""
     device = next(module.parameters()).device
     logits_TV = cast(Any, module)(input_ids=torch.tensor([list(ids)], device=device), use_cache=False).logits[0]
     return log_probs(logits_TV)
@@ -25,9 +25,9 @@ def log_probs(logits: Tensor) -> Tensor:
 
 
 def agree(log_probs: Tensor, plain: Tensor, weights: torch.dtype) -> bool:
-    """Whether *log_probs* differ from *plain* by no more than rounding explains; NaN never agrees.
+    """Whether *log_probs* equal *plain* up to rounding; NaN does not.
 
-    Half precision rounds differently in every order of operations: 8 bits of mantissa explain about 2 %.
+    With *weights* in half precision each order of operations rounds differently: 8 bits of mantissa explain 2 %.
     """
     wide = weights in (torch.float32, torch.float64)
     limit = TOLERANCE if wide else 0.02 * (1 + float(plain.abs().max()))

@@ -17,11 +17,11 @@ from .lora import has_adapters, merged_tensors
 
 
 class Snapshot:
-    """A module of its own that follows a source.
+    """A module of its own that follows another one.
 
     Attributes:
-        module: what is decoded.
-        source: the learner's module it copies at each `refresh`; ``None`` where weights come as tensors.
+        module: the copy, to decode.
+        source: the learner's module that `refresh` copies; ``None`` where `refresh` gets the weights as tensors.
     """
 
     def __init__(self, module: nn.Module, source: nn.Module | None = None) -> None:
@@ -30,60 +30,59 @@ class Snapshot:
 
     @classmethod
     def needed(cls, module: nn.Module, dtype: str | None) -> Snapshot | None:
-        """A snapshot of *module* where it cannot be decoded as it is: another *dtype* is wanted, or adapters sit on it.
+        """A snapshot of *module*, if its own tensors cannot be decoded: it has adapters, or another *dtype*.
 
-        ``None`` where its own tensors serve; its projections are then laid side by side.
+        Otherwise ``None``, and the projections of *module* are joined in memory.
         """
         own = next(module.parameters()).dtype
-        wanted = own if dtype in (None, "auto") else as_dtype(str(dtype))
-        if wanted == own and not has_adapters(module):
+        target = own if dtype in (None, "auto") else as_dtype(str(dtype))
+        if target == own and not has_adapters(module):
             fuse_storage(module)
             return None
-        snapshot = cls(_blank_copy(module, wanted), source=module)
-        snapshot.refresh(None)
-        return snapshot
+        return cls._copy(module, target)
 
     @classmethod
     def apart(cls, module: nn.Module) -> Snapshot:
-        """A copy of *module* that changes by `refresh` alone."""
-        snapshot = cls(_blank_copy(module, next(module.parameters()).dtype), source=module)
-        snapshot.refresh(None)
+        """A copy of *module* that only `refresh` changes."""
+        snapshot = cls._copy(module, next(module.parameters()).dtype)
         snapshot.source = None
         return snapshot
 
+    @classmethod
+    def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
+        base = module.get_base_model() if has_adapters(module) else module
+        blank = type(base)(copy.deepcopy(base.config)).to(device=next(base.parameters()).device, dtype=dtype).eval()
+        fuse_storage(blank)
+        snapshot = cls(blank, source=module)
+        snapshot.refresh(None)
+        return snapshot
+
     def refresh(self, weights: Weights | None) -> None:
-        """Copy the source's tensors of now, else those of *weights*.
+        """Copy the tensors of the source, or those of *weights* where there is none.
 
         Raises:
             InfrastructureError: a tensor is missing or has another shape; nothing was copied.
         """
-        given = (
-            dict(merged_tensors(self.source)) if self.source is not None else dict(weights.tensors() if weights else {})
-        )
-        targets = dict(self.module.named_parameters())
-        _check(targets, given)
+        if self.source is not None:
+            tensors = dict(merged_tensors(self.source))
+        else:
+            tensors = dict(weights.tensors() if weights else {})
+        parameters = dict(self.module.named_parameters())
+        _check(parameters, tensors)
         with torch.no_grad():
-            for name, parameter in targets.items():
-                parameter.copy_(given[name])
+            for name, parameter in parameters.items():
+                parameter.copy_(tensors[name])
 
 
-def _blank_copy(module: Any, dtype: torch.dtype) -> nn.Module:
-    base = module.get_base_model() if has_adapters(module) else module
-    device = next(base.parameters()).device
-    fresh = type(base)(copy.deepcopy(base.config)).to(device=device, dtype=dtype).eval()
-    fuse_storage(fresh)
-    return fresh
-
-
-def _check(targets: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    missing = [name for name in targets if name not in given]
+def _check(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    missing = [name for name in parameters if name not in tensors]
     if missing:
         raise InfrastructureError(
             f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was changed"
         )
-    for name, parameter in targets.items():
-        if given[name].shape != parameter.shape:
+    for name, parameter in parameters.items():
+        if tensors[name].shape != parameter.shape:
             raise InfrastructureError(
-                f"weight update: {name!r} has shape {tuple(given[name].shape)}, expected {tuple(parameter.shape)}; "
+                f"weight update: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}; "
                 "nothing was changed"
             )

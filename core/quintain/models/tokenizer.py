@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
@@ -76,7 +76,7 @@ class HFTokenizer:
         return list(encoding.ids), spans
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
-        """Text of *ids*; without *special* tokens where told."""
+        """Text of *ids*, with or without *special* tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=not special))
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
@@ -107,26 +107,22 @@ class HFTokenizer:
         if not self.has_template:
             return ()
         text = self.render([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
-        _, found, after = text.rpartition(_MARK)
-        ids = self.encode(after.lstrip()) if found else []
+        _, mark, after = text.rpartition(_MARK)
+        ids = self.encode(after.lstrip()) if mark else []
         special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
         return (ids[0],) if ids and ids[0] in special else ()
 
 
 def _as_template_message(message: Message) -> dict[str, Any]:
-    out: dict[str, Any] = {"role": message.role, "content": message.content}
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.reasoning:
-        out["reasoning_content"] = message.reasoning
+        fields["reasoning_content"] = message.reasoning
     if message.calls:
-        out["tool_calls"] = [_as_template_call(call) for call in message.calls]
+        functions = [(call.id, {"name": call.name, "arguments": dict(call.arguments)}) for call in message.calls]
+        fields["tool_calls"] = [{"type": "function", "id": id_, "function": function} for id_, function in functions]
     if message.role == "tool":
-        out |= {"tool_call_id": message.call_id, "name": message.name}
-    return out
-
-
-def _as_template_call(call: Any) -> dict[str, Any]:
-    arguments: Mapping[str, Any] = dict(call.arguments)
-    return {"type": "function", "id": call.id, "function": {"name": call.name, "arguments": arguments}}
+        fields |= {"tool_call_id": message.call_id, "name": message.name}
+    return fields
 
 
 def _fingerprint(tokenizer: Any) -> str:

@@ -1,4 +1,4 @@
-"""The key-value cache: one block of memory, a row per sequence, each row at its own length."""
+"""The key-value cache: one block of memory, one row per sequence, each with its own length."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 GROWTH = 256
-"""Rows grow by this many tokens, so that short sequences never pay for the whole context."""
+"""Rows grow by this many tokens, so that short sequences need no memory for the whole context."""
 
 
 class KVStore:
-    """Keys and values of all layers, [layers, 2, rows, K, capacity, E], growing in rows and in length as needed.
+    """Keys and values of all layers, [layers, 2, rows, K, capacity, E]; rows and capacity grow as needed.
 
-    Memory that no token has been written to is zero, never garbage: a masked NaN would still spoil the mixed values.
+    Memory without tokens is zero, not uninitialised: a NaN would spoil the mixed values even where it is masked.
     """
 
     def __init__(
-        self, *, layers: int, key_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device, context: int
+        self, layers: int, key_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device, context: int
     ) -> None:
         self.layers = layers
         self.context = context
@@ -42,7 +42,7 @@ class KVStore:
         return self.data.numel() * self.data.element_size()
 
     def reserve(self, rows: int, length: int) -> None:
-        """Make room for *rows* rows of *length* tokens; what is stored stays."""
+        """Make room for *rows* rows of *length* tokens; the content stays."""
         if rows <= self.rows and length <= self.capacity:
             return
         grown = min(-(-length // GROWTH) * GROWTH, max(self.context, length))
@@ -51,7 +51,7 @@ class KVStore:
         self.data = bigger
 
     def release(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self.data = self._empty(0, 0)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
@@ -77,12 +77,12 @@ class KVStore:
 
 
 class RowCache(Cache):
-    """A `KVStore` in the shape that a transformers forward takes: each row is written at its own positions.
+    """A `KVStore` as a cache of transformers, for one forward pass: each row is written at its own positions.
 
     Args:
-        rows: [n], the rows of the store that this forward's batch stands for.
-        positions: [n, T], where its tokens go.
-        length: how much of each row is read; the caller's mask says which part of it counts.
+        rows: [n], rows of the store, one per sequence of the batch.
+        positions: [n, T], where the tokens are written.
+        length: tokens of each row that are read; the caller's mask hides those beyond its own.
     """
 
     def __init__(self, store: KVStore, rows: Tensor, positions: Tensor, length: int) -> None:

@@ -1,7 +1,7 @@
 """Forward passes over a key-value cache: prefill (`extend`) and one token per row (`step`).
 
-`LayerForward` runs over the layers' weights; `ModuleForward` calls a transformers module with our cache. Both keep each
-row at its own position, so rows come and go independently. `BatchForward` is for modules that can do neither.
+`LayerForward` computes the layers itself; `ModuleForward` calls a transformers module with our cache. Both keep each
+row at its own position, so rows start and end independently. `BatchForward` is for modules that allow neither.
 
 Shapes: n rows, T new tokens, S tokens in the cache, D hidden size, H and K query and key heads, E head size, V
 vocabulary.
@@ -22,10 +22,10 @@ from .cache import KVStore, RowCache
 
 
 class Steps(Protocol):
-    """One round of decoding for a fixed set of rows; keeps its own positions."""
+    """Some steps of decoding for a fixed set of rows; counts their positions."""
 
     def step(self, ids: Tensor) -> Tensor:
-        """Feed one token per row, [n]; logits for the next, [n, V]."""
+        """Append one token per row, [n]; returns the logits of the next, [n, V]."""
         ...
 
 
@@ -33,7 +33,7 @@ class DecodingForward(Protocol):
     """A model over a cache of rows.
 
     Attributes:
-        store: the cache; ``None`` where rows cannot come and go independently, so that a batch runs to its end.
+        store: the cache; ``None`` where rows cannot start and end independently, so that a batch runs to its end.
     """
 
     device: torch.device
@@ -43,15 +43,15 @@ class DecodingForward(Protocol):
     def store(self) -> KVStore | None: ...
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Append *ids* to *rows* that hold ``starts`` tokens already; logits after the last of each, [n, V]."""
+        """Append *ids* to *rows*, which hold *starts* tokens; returns the logits after the last of each, [n, V]."""
         ...
 
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
-        """Begin *count* steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
+        """Begin up to *count* steps on rows ``0 .. n-1``, which hold *lengths* tokens."""
         ...
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """A plain causal forward without the cache: [n, T] -> what `head` takes, [n, T, D]."""
+        """Plain causal forward of ids [n, T] without the cache; returns the input of `head`, [n, T, D]."""
         ...
 
     def head(self, hidden: Tensor) -> Tensor:
@@ -60,26 +60,20 @@ class DecodingForward(Protocol):
 
 
 def padded(ids: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Right-padded with 0, [n, T]; causal attention never looks right, so the padding is inert."""
+    """Right-pad with 0 to [n, T]. Causal attention looks left only, so the padding changes nothing before it."""
     longest = max(len(row) for row in ids)
     return torch.tensor([[*row, *[0] * (longest - len(row))] for row in ids], device=device)
 
 
 class LayerForward:
-    """Decodes a `Decoder`'s layers: joined projections, rows of their own lengths, few operations per layer."""
+    """Runs the layers of a `Decoder`: joined projections, rows of different lengths, few operations per layer."""
 
     def __init__(self, decoder: Decoder, context: int) -> None:
         self.decoder = decoder
         self.device = decoder.device
         self.vocab_size = decoder.vocab_size
-        self._store = KVStore(
-            layers=len(decoder.layers),
-            key_heads=decoder.key_heads,
-            head_dim=decoder.head_dim,
-            dtype=decoder.dtype,
-            device=decoder.device,
-            context=context,
-        )
+        shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
+        self._store = KVStore(*shape, dtype=decoder.dtype, device=decoder.device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
 
     @property
@@ -87,7 +81,7 @@ class LayerForward:
         return self._store
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
-        """Cosines and sines of positions below *length* (or more), each [length, E]."""
+        """Cosines and sines of at least the first *length* positions, each [length or more, E]."""
         if self._tables[0].shape[0] < length:
             self._tables = self.decoder.rotary(torch.arange(length, device=self.device))
         return self._tables
@@ -98,16 +92,19 @@ class LayerForward:
         positions_NT = starts_N[:, None] + torch.arange(ids_NT.shape[1], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
         self.store.reserve(max(rows) + 1, reach)
+        # If all rows are empty, attention is plainly causal over the new tokens: no mask, and no cache to read back.
         mask = None if not any(starts) else visible(positions_NT, reach)
         cos, sin = (table[positions_NT] for table in self.rotary_tables(self.store.capacity))
         hidden = self.decoder.embed(ids_NT)
         for layer in self.decoder.layers:
             query, key, value = self.decoder.qkv(layer, hidden, cos, sin)
+            # The padding is written, too, beyond the row's end. Masks hide it, and later tokens overwrite it.
             self.store.write(layer.index, rows_N, positions_NT, key, value)
             if mask is not None:
                 key, value = self.store.read(layer.index, rows_N, reach)
             hidden = self.decoder.after_attention(layer, hidden, attend(query, key, value, mask, self.decoder.scaling))
             hidden = self.decoder.mlp(layer, hidden)
+        # Only the last token of each row is sampled from, so the wide product with the head is for these alone.
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         return self.head(self.decoder.final_norm(hidden[torch.arange(len(ids), device=self.device), last_N]))
 
@@ -130,7 +127,12 @@ class LayerForward:
 
 
 class _LayerSteps:
-    """The decode loop's inner part, written out: about 15 operations per layer, since at small sizes each one costs."""
+    """The inner loop of decoding, one token per row.
+
+    At small sizes the number of operations decides, not their size. So the layer is written out here in about 15 of
+    them: norm and rotation act on queries and keys together, residuals are added inside the products (`addmm`), and
+    what does not change between steps is computed once.
+    """
 
     def __init__(self, forward: LayerForward, lengths: Sequence[int]) -> None:
         self._decoder = decoder = forward.decoder
@@ -142,10 +144,15 @@ class _LayerSteps:
         self._longest = max(lengths)
         cos, sin = forward.rotary_tables(capacity)
         half = decoder.head_dim // 2
+        # The rotation negates the first half of the turned vector. Negating the sines once saves that in each step.
         self._cos, self._sin = cos, torch.cat((-sin[:, :half], sin[:, half:]), dim=-1)
+        # The cache of a layer is read as n * K rows of S places, one per sequence and key head, without a copy.
+        # `_slot_of_row` is the place in flat memory at which each of these rows begins.
         group = torch.arange(n * heads, device=device)
         self._slot_of_row = group.view(n, heads) * capacity
         self._group_row = group // heads
+        # Rows have different lengths: the mask is minus infinity beyond the end of each. A step opens one more place
+        # per row instead of building a mask.
         ahead = torch.arange(capacity, device=device)[None] >= self._positions[self._group_row][:, None]
         self._mask = torch.zeros(n * heads, 1, capacity, dtype=decoder.dtype, device=device)
         self._mask.masked_fill_(ahead[:, None], float("-inf"))
@@ -154,7 +161,7 @@ class _LayerSteps:
 
     def step(self, ids: Tensor) -> Tensor:
         decoder, positions = self._decoder, self._positions
-        self._longest += 1
+        self._longest += 1  # on the host: a maximum over `positions` would wait for the device
         slots = (self._slot_of_row + positions[:, None]).flatten()
         self._mask.index_put_(
             (torch.arange(len(slots), device=slots.device), torch.zeros_like(slots), positions[self._group_row]),
@@ -172,41 +179,45 @@ class _LayerSteps:
         decoder, n = self._decoder, self._n
         heads, key_heads, head_dim = decoder.heads, decoder.key_heads, decoder.head_dim
         flat = w.qkv(decoder.rms_norm(w.layer.before_attention, hidden)).view(n, heads + 2 * key_heads, head_dim)
-        turning = flat[:, : heads + key_heads]
+        # Queries and keys are neighbours in the joined product, so norm and rotation handle both in one operation each.
+        both = flat[:, : heads + key_heads]
         if w.head_weight is not None:
-            turning = rms_norm(turning, w.head_weight, w.epsilon)
-        turned = torch.addcmul(turning * cos, turning.roll(head_dim // 2, -1), sin)
-        keys, values = self._append(w.layer.index, slots, turned[:, heads:], flat[:, heads + key_heads :])
-        query = turned[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
+            both = rms_norm(both, w.head_weight, w.epsilon)
+        # x cos + roll(x) sin with signed sines is the half-split rotation: see `models.layers.rotate`.
+        rotated = torch.addcmul(both * cos, both.roll(head_dim // 2, -1), sin)
+        keys, values = self._append(w.layer.index, slots, rotated[:, heads:], flat[:, heads + key_heads :])
+        # The queries that share a key head become the queries of one row: grouped attention is then a plain product.
+        query = rotated[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
         mixed = self._mix(query, keys, values, mask).reshape(n, heads * head_dim)
         hidden = w.output(hidden, mixed)
         gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden)).chunk(2, dim=-1)
         return w.down(hidden, functional.silu(gate).mul_(up))
 
     def _append(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Write one token per row; the keys and values of all rows so far, each [n * K, S, E]."""
+        """Write one token per row; returns keys and values of all rows, each [n * K, S, E], without copying them."""
         decoder, store = self._decoder, self._forward.store
-        out = []
-        for which, new in enumerate((key, value)):
-            whole = store.data[layer, which, : self._n]
-            whole.view(-1, decoder.head_dim).index_copy_(0, slots, new.reshape(-1, decoder.head_dim))
-            out.append(whole.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest])
-        return out[0], out[1]
+        views = []
+        for half, new in enumerate((key, value)):
+            block = store.data[layer, half, : self._n]
+            block.view(-1, decoder.head_dim).index_copy_(0, slots, new.reshape(-1, decoder.head_dim))
+            views.append(block.view(self._n * decoder.key_heads, -1, decoder.head_dim)[:, : self._longest])
+        return views[0], views[1]
 
     def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
         if self._half:
-            # the fused kernel keeps scores and weights in float32 inside; it wants four dimensions
+            # The fused kernel keeps scores and weights in float32 inside. It needs four dimensions.
             query, keys, values = query[:, None], keys[:, None], values[:, None]
             seen = mask[:, None].expand(-1, 1, query.shape[2], -1)
             scale = self._decoder.scaling
             return functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen, scale=scale)[:, 0]
+        # Up to some hundred tokens two products and a softmax are faster than the fused kernel, made for many queries.
         scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=self._decoder.scaling)
         return torch.bmm(scores.softmax(-1), values)
 
 
 class _StepWeights:
-    """What one layer's step needs besides `Layer`, read once per round of decoding."""
+    """One layer's weights as its step reads them, looked up once for many steps."""
 
     def __init__(self, decoder: Decoder, layer: Layer) -> None:
         self.layer = layer
@@ -227,7 +238,7 @@ class _StepWeights:
 
 
 def _plain(part: nn.Module) -> Tensor | None:
-    """The transposed weight of a linear map without bias or adapter, ready for `addmm`."""
+    """Return the transposed weight, for `addmm`, of a linear map without bias or adapter; else ``None``."""
     return part.weight.detach().t() if type(part) is nn.Linear and part.bias is None else None
 
 
@@ -237,21 +248,14 @@ def visible(positions_NT: Tensor, reach: int) -> Tensor:
 
 
 class ModuleForward:
-    """Any transformers module whose attention is plain and causal, with our cache and a mask made here."""
+    """Calls any transformers module with plain causal attention, on our cache and a mask of ours."""
 
     def __init__(self, module: Any, context: int) -> None:
         self.module = module
-        self.device = next(module.parameters()).device
-        self.vocab_size: int = module.config.get_text_config().vocab_size
-        layers, key_heads, head_dim = cache_shape(module.config.get_text_config())
-        self._store = KVStore(
-            layers=layers,
-            key_heads=key_heads,
-            head_dim=head_dim,
-            dtype=next(module.parameters()).dtype,
-            device=self.device,
-            context=context,
-        )
+        first, config = next(module.parameters()), module.config.get_text_config()
+        self.device = first.device
+        self.vocab_size: int = config.vocab_size
+        self._store = KVStore(*cache_shape(config), dtype=first.dtype, device=first.device, context=context)
 
     @property
     def store(self) -> KVStore:
@@ -271,7 +275,7 @@ class ModuleForward:
         """Logits after token ``last_N`` of each row, [n, V]."""
         hidden = self.body(
             input_ids=ids_NT,
-            position_ids=positions_NT.clamp(max=self.store.context - 1),
+            position_ids=positions_NT.clamp(max=self.store.context - 1),  # padding may reach beyond the last position
             past_key_values=RowCache(self.store, rows_N, positions_NT, reach),
             attention_mask=additive(visible(positions_NT, reach), self.store.data.dtype),
             use_cache=True,
@@ -311,16 +315,16 @@ class _ModuleSteps:
 
 
 def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask as numbers to add to scores, which every attention implementation of transformers takes."""
+    """Turn a boolean mask into numbers to add to scores."""
+    # All attention implementations of transformers accept this form; boolean masks only some.
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, torch.finfo(dtype).min)
 
 
 class BatchForward:
-    """Any transformers module at all: prompts padded on the left, the module's own cache, a batch runs until all are
-    done.
+    """Calls any transformers module on left-padded prompts and the module's own cache; a batch runs until all end.
 
     Attributes:
-        rows: size of the batch under way.
+        rows: size of the current batch.
     """
 
     def __init__(self, module: Any) -> None:
@@ -333,11 +337,11 @@ class BatchForward:
 
     @property
     def store(self) -> None:
-        """Rows cannot come and go."""
+        """Rows cannot start and end independently."""
         return None
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Start a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""
+        """Begin a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""
         self.rows = len(rows)
         longest = max(len(row) for row in ids)
         pads = [longest - len(row) for row in ids]
@@ -356,16 +360,17 @@ class BatchForward:
 
     def _forward(self, ids_NT: Tensor) -> Tensor:
         width = ids_NT.shape[1]
+        # Left padding does not count: the first real token of each row is at position 0.
         positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
         options: dict[str, Any] = {} if self._cache is None else {"past_key_values": self._cache}
         if "position_ids" in inspect.signature(self.module.forward).parameters:
             options["position_ids"] = positions
-        out = self.module(input_ids=ids_NT, attention_mask=self._mask, use_cache=True, **options)
-        self._cache = out.past_key_values
-        return cast(Tensor, out.logits[:, -1])
+        output = self.module(input_ids=ids_NT, attention_mask=self._mask, use_cache=True, **options)
+        self._cache = output.past_key_values
+        return cast(Tensor, output.logits[:, -1])
 
     def hidden(self, ids: Tensor) -> Tensor:
-        """Here already the logits: the module may change them after its output layer."""
+        """Return the logits already, since the module may change them after its output layer."""
         return cast(Tensor, self.module(input_ids=ids, use_cache=False).logits)
 
     def head(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
 """The embedded engine: decodes a transformers model in this process, on CPU or GPU.
 
-Requests get rows of one key-value cache and leave them as they finish; others take their place at once (continuous
-batching). Equal prompts are computed once. A *reproducible* engine takes a step only when every live episode waits on
-it, so that the make-up of each batch, and with it the last bits of every log-prob, is a function of the seeds alone.
+Requests get rows of one key-value cache; when one ends, the next takes its row at once (continuous batching). Equal
+prompts are computed once. A *reproducible* engine steps only when every live episode waits for it, so that the
+composition of each batch, and with it the last bits of every log-prob, depends on the seeds alone.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ PREFILL_TOKENS = 4096
 """Tokens, padding included, of one forward pass over prompts."""
 
 SLOTS = 64
-"""Sequences decoded at once where nothing says more."""
+"""Sequences decoded at once by default."""
 MOST_SLOTS = 256
 CACHE_BYTES = 2**31
-"""What keys and values may take before a batch is decoded in several parts."""
+"""Memory for keys and values beyond which a batch is decoded in several parts."""
 
 _log = logging.getLogger(__name__)
 _WORKER: ContextVar[object] = ContextVar("quintain-player", default=None)
@@ -51,7 +51,7 @@ class EmbeddedEngine(TokenEngine):
     """Decodes in this process; trainable.
 
     Attributes:
-        stalls: how often a reproducible engine lost patience and stepped without some live episode.
+        stalls: how often a reproducible engine's patience ended and it stepped without some live episode.
 
     ``logps`` are the log-softmax at the sampling temperature before any truncation; for temperature 0 (greedy) those of
     the untempered distribution. The same seed on the same logits gives the same token whatever else is in the batch;
@@ -75,12 +75,12 @@ class EmbeddedEngine(TokenEngine):
 
         Args:
             dtype: to decode in; ``auto`` is what the checkpoint was saved in.
-            slots: sequences decoded at once at most, from 1; more wait their turn.
-            context: longest sequence, from 2; ``None`` (and more than that) is what the model was built for.
+            slots: maximum of sequences decoded at once, from 1; others wait.
+            context: longest sequence, from 2, at most what the model supports; ``None`` is this maximum.
             device: ``auto`` is the GPU where there is one.
             reproducible: step only when every episode announced by `register` waits here.
-            patience: seconds, more than 0, after which a reproducible engine steps all the same, and warns: some
-                episode is held up by another one that waits here.
+            patience: seconds, more than 0, after which a reproducible engine steps without absent episodes, with a
+                warning: an episode may itself depend on one that waits here.
 
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.
@@ -124,9 +124,9 @@ class EmbeddedEngine(TokenEngine):
     ) -> EmbeddedEngine:
         """An engine over a learner's *module*.
 
-        Where *dtype* is that of the module and no adapters sit on it, its live tensors are decoded directly and
-        `update` only counts the version: nothing may sample while the learner steps. Otherwise it decodes a copy (cast,
-        adapters merged) that `update` refreshes once per version.
+        A module without adapters in the same *dtype* is decoded directly, and `update` only sets the version: nothing
+        may sample while the learner steps. Otherwise the engine decodes a copy (cast, adapters merged), which `update`
+        refreshes once per version.
 
         Raises:
             UsageError: a setting is out of range.
@@ -140,8 +140,10 @@ class EmbeddedEngine(TokenEngine):
 
     @staticmethod
     def slots_for(module: Any, *, samples: int, tokens: int) -> int:
-        """How many slots suit a batch of *samples* of about *tokens* each: all of it at once, where keys and values
-        then stay small. A function of its arguments alone, since what is decoded together shows in the last digits.
+        """Slots for a batch of *samples* of up to *tokens* each: the whole batch if its keys and values fit.
+
+        The number depends on the arguments alone, not on free memory: the last digits depend on what is decoded
+        together, and must be the same on the next run.
         """
         numbers_per_token = 2 * math.prod(cache_shape(module.config))
         row_bytes = 4 * numbers_per_token * min(tokens, context_of(module))
@@ -192,7 +194,7 @@ class EmbeddedEngine(TokenEngine):
             raise
 
     async def update(self, weights: Weights) -> int:
-        """Take up *weights*; sequences under way go on under them, their cache computed anew.
+        """Load *weights*. Unfinished sequences continue under them; their cache is computed again.
 
         Raises:
             InfrastructureError: a tensor is missing or has another shape.
@@ -209,7 +211,7 @@ class EmbeddedEngine(TokenEngine):
 
     @contextmanager
     def register(self) -> Iterator[None]:
-        """Say that an episode is alive; see the class and `reproducible`."""
+        """Announce a live episode, for which a reproducible engine waits."""
         self._live += 1
         worker = _WORKER.set(object())
         try:
@@ -239,7 +241,8 @@ class EmbeddedEngine(TokenEngine):
         if not ids:
             raise ValueError("an empty prompt: there is nothing to continue")
         seed = sampling.seed if sampling.seed is not None else SystemRandom().getrandbits(62)
-        if sampling.stop not in self._matchers:  # one per set of strings, so that what it learns about tokens is kept
+        # one per set of strings, which remembers the tokens that it has decoded
+        if sampling.stop not in self._matchers:
             self._matchers[sampling.stop] = StopStrings(sampling.stop, self.tokenizer)
         return Request(
             ids=tuple(ids),
@@ -248,7 +251,7 @@ class EmbeddedEngine(TokenEngine):
             stop_ids=frozenset((*self.tokenizer.stop_ids, *sampling.stop_ids)),
             stops=self._matchers[sampling.stop],
             order=(sampling.seed is None, sampling.seed or 0, tuple(ids)),
-            random=Random(seed),  # takes in the whole seed; torch's generator keeps 32 bits of it
+            random=Random(seed),  # uses the whole seed; torch's generator keeps 32 bits of it
             future=asyncio.get_running_loop().create_future(),
             worker=_WORKER.get(),
         )
@@ -265,15 +268,15 @@ class EmbeddedEngine(TokenEngine):
             self._driver = loop.create_task(self._drive(), name="quintain-embedded-engine")
 
     def _rest(self) -> None:
-        """Once nobody is left, forget the rows' tokens: a resumed run starts with an empty cache, too."""
+        """When no episode is left, drop the rows' content: a resumed run starts with an empty cache, too."""
         if self._reproducible and not (self._live or self._queue or self._slots.live):
             self._slots.forget()
 
     async def _drive(self) -> None:
-        """Run until nothing waits; a failure fails what waits, not the engine."""
+        """Run until no request waits; a failure ends the waiting requests, not the engine."""
         try:
             while self._queue or self._scores or self._slots.live:
-                await asyncio.sleep(0)  # episodes whose turn has ended go on first, and may ask for the next one
+                await asyncio.sleep(0)  # episodes whose turn has ended run first, and may request the next one
                 if self._scores:
                     self._round_over.clear()
                     await _WithoutGradients(self._score())
@@ -286,7 +289,7 @@ class EmbeddedEngine(TokenEngine):
                 self._round_over.clear()
                 await _WithoutGradients(self._round())
                 self._round_over.set()
-        except Exception as error:  # noqa: BLE001 -- whatever failed, those who wait must hear of it
+        except Exception as error:  # noqa: BLE001 -- any failure must reach the tasks that wait
             self._fail(error)
         finally:
             self._round_over.set()
@@ -315,20 +318,20 @@ class EmbeddedEngine(TokenEngine):
             )
 
     async def _round(self) -> None:
-        """Let requests in, decode until something changes."""
+        """Accept requests, then decode until one of them ends."""
         if self._queue and (self._forward.store is not None or not self._slots.live):
             await self._admit()
         if self._slots.live:
             self._burst()
 
     async def _score(self) -> None:
-        """A reproducible engine scores one at a time: who else asks at the moment must not show in the last bits."""
+        """Score waiting sequences; a reproducible engine one at a time, since batching would change the last bits."""
         take = 1 if self._reproducible else len(self._scores)
         batch, self._scores = self._scores[:take], self._scores[take:]
         await score_all(self._forward, batch)
 
     async def _admit(self) -> None:
-        """Give rows to waiting requests, compute what of their prompts no row holds, and sample their first tokens."""
+        """Give rows to waiting requests, compute their prompts, and sample their first tokens."""
         admission = self._slots.admit(self._queue)
         running = set(self._running())
         self._queue = [r for r in self._queue if r not in running]
@@ -349,7 +352,7 @@ class EmbeddedEngine(TokenEngine):
         logits_by_row = await self._prefill(admission.extensions, prompts)
         for leader, row in admission.followers:
             logits_by_row[row] = logits_by_row[leader]
-        if admission.followers:  # only now: the prompt of the leader was computed just before
+        if admission.followers:  # only now that the prompts of their leaders are computed
             leaders, rows = zip(*admission.followers, strict=True)
             store.copy(leaders, rows, max(len(prompts[i]) for i in leaders))
         # A request may have been cancelled while the prompts of others were computed.
@@ -360,11 +363,11 @@ class EmbeddedEngine(TokenEngine):
     async def _prefill(
         self, extensions: Sequence[tuple[int, int]], prompts: Mapping[int, tuple[int, ...]]
     ) -> dict[int, Tensor]:
-        """Compute prompts in passes of similar length, giving way to the event loop between them.
+        """Compute prompts in passes of similar length; other tasks run between two passes.
 
         Args:
-            extensions: rows, and how much of their prompt they hold. Those that hold nothing come first and apart:
-                their attention is plainly causal, which has the faster kernel.
+            extensions: rows, and the length of the prefix that they hold. Empty rows get passes of their own, since
+                plainly causal attention has the faster kernel.
         """
         logits_by_row: dict[int, Tensor] = {}
         pending = sorted((start > 0, len(prompts[row]) - start, row, start) for row, start in extensions)
@@ -396,7 +399,7 @@ class EmbeddedEngine(TokenEngine):
             self._settle(row)
 
     def _burst(self) -> None:
-        """Decode until a request ends, the numbers run out or the event loop has waited long enough."""
+        """Decode until a request may have ended or the event loop has waited long enough."""
         if self._forward.store is not None:
             moves = self._slots.compact()
             if moves:
@@ -436,7 +439,7 @@ class EmbeddedEngine(TokenEngine):
         self._wake()
 
     def _recompute(self) -> None:
-        """Compute the cache of running sequences under the weights of now."""
+        """Compute the cache of running sequences again, under new weights."""
         rows = self._slots.live
         if not rows:
             return
@@ -446,7 +449,7 @@ class EmbeddedEngine(TokenEngine):
         self._forward.extend(rows, [(0,) if r is None else r.cached for r in requests], [0] * len(rows))
 
     def _fail(self, error: Exception) -> None:
-        """Give *error* to all who wait, as our failure, not that of the policy."""
+        """Raise *error* in all waiting tasks, as a failure of ours and not of the policy."""
         futures: list[asyncio.Future[Any]] = [r.future for r in (*self._queue, *self._running())]
         futures += [score.future for score in self._scores]
         self._clear()
@@ -476,9 +479,9 @@ def _check_settings(slots: int, context: int | None, patience: float) -> None:
 
 
 class _WithoutGradients:
-    """Awaits a coroutine in inference mode, and leaves the mode whenever the coroutine waits.
+    """Awaits a coroutine in inference mode, and leaves the mode while the coroutine waits.
 
-    The mode belongs to the thread: whatever else ran in the meantime, a learner's update say, would find itself in it.
+    The mode belongs to the thread: other tasks that run meanwhile, such as a learner's update, would be in it, too.
     """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:

@@ -1,4 +1,4 @@
-"""Choose how to run a model, by trying: each way must agree with the module's own plain forward pass."""
+"""The choice of a forward for decoding: each candidate must reproduce the module's own forward on short prompts."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _log = logging.getLogger(__name__)
 
 
 def choose_forward(module: Any, context: int) -> DecodingForward:
-    """The fastest way to run *module* that agrees with its plain forward.
-
-    In this order: over its layers, its own forward with our cache, fixed batches.
+    """Return the fastest forward for *module* that agrees with the module's own: over its layers, else its own forward
+    with our cache, else fixed batches.
     """
     decoder = Decoder.of(module)
     if decoder is not None and agrees(LayerForward(decoder, context), module):
@@ -39,8 +38,8 @@ def agrees(forward: DecodingForward, module: Any) -> bool:
     logits = [forward.extend([0, 1], [row[:n] for row, n in zip(ids, cut, strict=True)], [0, 0])]
     steps = forward.steps(cut, 3)
     for i in range(3):
-        fed = torch.tensor([row[n + i] for row, n in zip(ids, cut, strict=True)], device=forward.device)
-        logits.append(steps.step(fed))
+        next_ids = torch.tensor([row[n + i] for row, n in zip(ids, cut, strict=True)], device=forward.device)
+        logits.append(steps.step(next_ids))
     decoded = log_probs(torch.stack(logits, dim=1))
     plain = torch.stack([plain_log_probs(module, row)[n - 1 :] for row, n in zip(ids, cut, strict=True)])
     store = forward.store
@@ -50,7 +49,7 @@ def agrees(forward: DecodingForward, module: Any) -> bool:
 
 
 def _tries(attempt: Callable[[], bool]) -> bool:
-    """A foreign architecture may fail in any way when given our cache; that is an answer, not a fault."""
+    """Run *attempt*. An unknown architecture may raise anything on our cache; then it does not agree."""
     try:
         return attempt()
     except Exception as error:  # noqa: BLE001 -- see above

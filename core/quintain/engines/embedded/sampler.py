@@ -50,7 +50,7 @@ def decode_burst(
 
 
 class Sampler:
-    """Samples one token per row; fixed for a batch of requests.
+    """Samples one token per row, for a fixed list of requests.
 
     Attributes:
         temperatures: [n, 1], with 1 for greedy rows, whose log-probs are those of the untempered distribution; ``None``
@@ -62,16 +62,16 @@ class Sampler:
         self.truncated = [i for i, sampling in enumerate(samplings) if sampling.truncates and sampling.temperature > 0]
         self._hows = samplings
         self._all_greedy = len(self.greedy) == len(samplings)
-        wanted = [sampling.temperature or 1.0 for sampling in samplings]
+        temperatures = [sampling.temperature or 1.0 for sampling in samplings]
         prunes = [sampling.prune for sampling in samplings]
         self.prunes = torch.tensor(prunes, device=device)[:, None] if any(prunes) else None
-        self.temperatures = None if set(wanted) == {1.0} else torch.tensor(wanted, device=device)[:, None]
+        self.temperatures = None if set(temperatures) == {1.0} else torch.tensor(temperatures, device=device)[:, None]
 
     def pick(self, logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-        """One id and its log-prob per row, each [n]; *logits* [n, V], *uniforms* [n] float64.
+        """Sample one id per row of *logits* [n, V] with *uniforms* [n] in float64; returns ids and log-probs, each [n].
 
-        The token is the first whose cumulative probability exceeds the uniform number: the same numbers on the same
-        logits give the same token, whatever the other rows are.
+        The token is the first whose cumulative probability exceeds the uniform number. So equal numbers and logits give
+        the same token, independent of other rows.
         """
         if logits.dtype not in (torch.float32, torch.float64):
             logits = logits.float()
@@ -94,17 +94,17 @@ class Sampler:
 
 
 def invert(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """The quantile function of *probs* [n, V] (need not sum to 1) at *uniforms* [n] in [0, 1) -> [n]."""
-    cumulative = probs.cumsum(-1, dtype=torch.float64)
-    found = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return found.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
+    """Quantile function of *probs* [n, V], which need not sum to 1, at *uniforms* [n] in [0, 1); returns ids [n]."""
+    cumulative = probs.cumsum(-1, dtype=torch.float64)  # in float32 the sum of a large vocabulary drifts
+    ids = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
+    return ids.squeeze(-1).clamp_(max=probs.shape[-1] - 1)
 
 
 def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
-    """*probs* [V] with everything outside top-k, top-p and min-p set to 0 (not renormalised).
+    """Set all of *probs* [V] outside top-k, top-p and min-p to 0, without renormalising.
 
-    Top-k first, then top-p over what is left, as in transformers; min-p is relative to the likeliest token. The
-    likeliest always stays.
+    Top-k comes first, then top-p over the rest, as in transformers; min-p is relative to the likeliest token, which
+    always stays.
     """
     sorted_probs, order = probs.sort(descending=True, stable=True)
     keep = torch.ones_like(sorted_probs, dtype=torch.bool)

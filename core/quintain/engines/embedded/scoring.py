@@ -1,4 +1,4 @@
-"""Teacher-forced log-probs of given ids, several sequences at a time."""
+"""Log-probs of existing token sequences, several at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ PASS_TOKENS = 4096
 """Tokens, padding included, of one forward pass."""
 
 LOGITS = 16_000_000
-"""Logits held at a time."""
+"""Logits in memory at a time."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class ScoreRequest:
-    """One call of ``score`` on its way."""
+    """One call of ``score`` that waits for its answer."""
 
     ids: tuple[int, ...]
     start: int
@@ -29,7 +29,7 @@ class ScoreRequest:
 
 
 async def score_all(forward: DecodingForward, requests: Sequence[ScoreRequest]) -> None:
-    """Answer *requests*, in passes of similar length, giving way to the event loop between them."""
+    """Answer *requests* in passes over sequences of similar length; other tasks run between two passes."""
     ordered = sorted(requests, key=lambda r: (len(r.ids), r.ids, r.start))
     try:
         while ordered:
@@ -47,25 +47,26 @@ async def score_all(forward: DecodingForward, requests: Sequence[ScoreRequest]) 
 
 
 def _score_pass(forward: DecodingForward, batch: Sequence[ScoreRequest]) -> None:
-    """One forward pass over the distinct sequences of *batch*; only the positions asked for reach the output layer."""
+    """Answer *batch* in one forward pass; only scored positions reach the output layer."""
     hidden_NTD = forward.hidden(padded([r.ids[:-1] or r.ids for r in batch], forward.device))
     rows = [i for i, r in enumerate(batch) for _ in r.ids[r.start :]]
     places = [t for r in batch for t in range(r.start - 1, len(r.ids) - 1)]
-    wanted = torch.tensor([token for r in batch for token in r.ids[r.start :]], device=forward.device, dtype=torch.long)
+    ids = [token for r in batch for token in r.ids[r.start :]]
+    targets = torch.tensor(ids, device=forward.device, dtype=torch.long)
     temperatures = torch.tensor([r.temperature or 1.0 for r in batch for _ in r.ids[r.start :]], device=forward.device)
     flat = hidden_NTD[rows, places] if rows else hidden_NTD.new_zeros(0, hidden_NTD.shape[-1])
-    logps = iter(_log_probs(forward, flat, wanted, temperatures))
+    logps = iter(_log_probs(forward, flat, targets, temperatures))
     for request in batch:
         answer = [next(logps) for _ in request.ids[request.start :]]
         if not request.future.done():
             request.future.set_result(answer)
 
 
-def _log_probs(forward: DecodingForward, hidden: Tensor, wanted: Tensor, temperatures: Tensor) -> list[float]:
-    out: list[float] = []
+def _log_probs(forward: DecodingForward, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> list[float]:
+    log_probs: list[float] = []
     size = max(1, LOGITS // forward.vocab_size)
-    for part, ids, temperature in zip(hidden.split(size), wanted.split(size), temperatures.split(size), strict=True):
+    for part, ids, temperature in zip(hidden.split(size), targets.split(size), temperatures.split(size), strict=True):
         logits = forward.head(part)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperature[:, None].to(logits.dtype)
-        out += (logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)).tolist()
-    return out
+        log_probs += (logits.gather(-1, ids[:, None]).squeeze(-1) - logits.logsumexp(-1)).tolist()
+    return log_probs

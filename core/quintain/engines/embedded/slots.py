@@ -1,6 +1,6 @@
-"""Requests, and which row of the cache each gets.
+"""Requests, and the row of the cache that each gets.
 
-Every decision here is a function of the requests that wait and of what the rows hold, never of the order of arrival.
+Every decision here depends on the waiting requests and the content of the rows, never on the order of arrival.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from ...types.transcript import Finish, Sampled
 from .stopping import StopStrings
 
 WORTHWHILE = 16
-"""Shared prefixes shorter than this are computed again rather than copied."""
+"""Common prefixes shorter than this are computed again rather than copied."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Request:
-    """One call of ``sample`` on its way.
+    """One call of ``sample`` that waits for its tokens.
 
     Attributes:
         ids: the prompt.
-        limit: new tokens at most.
-        stop_ids, stops: what ends it.
-        order: sorts requests that wait together.
+        limit: maximum of new tokens.
+        stop_ids, stops: tokens and strings that end it.
+        order: sort key among waiting requests.
         random: gives one number per token, so the n-th token depends on the seed and its logits alone.
-        tokens, logps, versions: what was sampled so far; equal lengths.
+        tokens, logps, versions: the reply so far; equal lengths.
     """
 
     ids: tuple[int, ...]
@@ -45,13 +45,13 @@ class Request:
     versions: list[int] = field(default_factory=list)
 
     def take(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
-        """Append what was sampled."""
+        """Append sampled tokens."""
         self.tokens += tokens
         self.logps += logps
         self.versions += [version] * len(tokens)
 
     def finish(self) -> tuple[Finish, str | int | None] | None:
-        """Why the newest token ends it, and the token or string that it stopped at; ``None`` where it goes on."""
+        """Why the newest token ends the reply, and the stop token or string; ``None`` if it does not."""
         if self.tokens[-1] in self.stop_ids:
             return "stop", self.tokens[-1]
         if self.stops and (string := self.stops.found(self.tokens)) is not None:
@@ -65,13 +65,13 @@ class Request:
 
     @property
     def cached(self) -> tuple[int, ...]:
-        """The tokens whose keys and values its row holds: all but the newest."""
+        """The tokens whose keys and values are in its row: all but the newest."""
         return (*self.ids, *self.tokens[:-1])
 
 
 @dataclass(slots=True)
 class CacheRow:
-    """A row of the cache: who decodes in it, and which tokens it holds."""
+    """A row of the cache: its request, and the tokens whose keys and values it holds."""
 
     request: Request | None = None
     held: tuple[int, ...] = ()
@@ -79,12 +79,13 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """What to do to let requests in: *copies* first (all read before any write), then *extensions*, then *followers*.
+    """The work for newly accepted requests: *copies* first (all read before any write), then *extensions*, then
+    *followers*.
 
     Attributes:
         copies: (source row, target row, tokens).
-        extensions: (row, tokens it holds already); the rest of its prompt is to be computed.
-        followers: (row of the leader, row); equal prompts, so copy the leader's whole prompt.
+        extensions: (row, tokens that it holds); the rest of its prompt must be computed.
+        followers: (row of the leader, row): prompts are equal, so the row copies the leader's.
     """
 
     copies: tuple[tuple[int, int, int], ...]
@@ -104,27 +105,27 @@ class Slots:
         return [i for i, row in enumerate(self.rows) if row.request is not None]
 
     def free(self, index: int) -> None:
-        """End the request of a row; its tokens stay for a later prompt that begins with them."""
+        """End the request of a row. Its tokens stay, for a later prompt that begins with them."""
         row = self.rows[index]
         if row.request is not None and row.request.tokens:
             row.held = row.request.cached
         row.request = None
 
     def forget(self) -> None:
-        """Drop what idle rows hold."""
+        """Drop the content of idle rows."""
         for row in self.rows:
             if row.request is None:
                 row.held = ()
 
     def admit(self, waiting: Iterable[Request]) -> Admission:
-        """Give rows to as many of *waiting* as there are, whole groups of equal prompts together where possible."""
+        """Give rows to as many of *waiting* as fit, groups of equal prompts together where possible."""
         idle = [i for i, row in enumerate(self.rows) if row.request is None]
         groups = by_prompt(waiting)
         sources = {ids: self._best_source(ids) for ids in groups} if any(row.held for row in self.rows) else {}
         copies: list[tuple[int, int, int]] = []
         extensions: list[tuple[int, int]] = []
         followers: list[tuple[int, int]] = []
-        # those whose earlier turn still lies in an idle row come first, before another prompt takes that row
+        # Prompts whose earlier turn is still in an idle row come first, before another prompt takes that row.
         for ids in sorted(groups, key=lambda ids: not self._is_idle(sources.get(ids))):
             if not idle:
                 break
@@ -141,7 +142,7 @@ class Slots:
         return Admission(copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers))
 
     def _seat(self, group: Sequence[Request], leader: int, idle: list[int]) -> list[int]:
-        """Give the first of *group* the row *leader*, the others rows of *idle* as far as they go; the latter rows."""
+        """Give the first of *group* the row *leader*, others rows of *idle* while there are any; returns the latter."""
         idle.remove(leader)
         self.rows[leader].request = group[0]
         seated: list[int] = []
@@ -153,7 +154,9 @@ class Slots:
         return seated
 
     def compact(self) -> list[tuple[int, int, int]]:
-        """Move the highest live rows to the lowest idle ones, so that the live come first: (source, target, tokens)."""
+        """Plan moves (source, target, tokens) of the highest live rows to the lowest idle ones, so that live rows come
+        first and a step runs over no idle row.
+        """
         moves: list[tuple[int, int, int]] = []
         live = self.live
         for target in range(len(live)):
@@ -169,11 +172,13 @@ class Slots:
         return source is not None and self.rows[source[0]].request is None
 
     def _coldest(self, idle: list[int]) -> int:
-        """The idle row whose content is worth least; the lowest among equals."""
+        """The idle row with the least content; the lowest among equals."""
         return min(idle, key=lambda i: (len(self.rows[i].held), i))
 
     def _best_source(self, ids: tuple[int, ...]) -> tuple[int, int] | None:
-        """The row that shares the longest prefix with *ids*, and how long (the last token is always computed anew)."""
+        """The row with the longest common prefix with *ids*, and its length. The last token of *ids* never counts: its
+        logits must be computed.
+        """
         best: tuple[int, int] | None = None
         for i, row in enumerate(self.rows):
             if row.held[:WORTHWHILE] != ids[:WORTHWHILE]:
@@ -185,7 +190,7 @@ class Slots:
 
 
 def by_prompt(waiting: Iterable[Request]) -> dict[tuple[int, ...], list[Request]]:
-    """Requests in order, equal prompts together at the place of their first."""
+    """Sort requests and group those of equal prompts, at the position of their first."""
     groups: dict[tuple[int, ...], list[Request]] = {}
     for request in sorted(waiting, key=lambda r: r.order):
         groups.setdefault(request.ids, []).append(request)
@@ -193,7 +198,7 @@ def by_prompt(waiting: Iterable[Request]) -> dict[tuple[int, ...], list[Request]
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the longest common prefix, by bisection over slices (compared in C)."""
+    """Length of the longest common prefix, by bisection over slices, which are compared in C."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

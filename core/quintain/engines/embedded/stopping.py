@@ -1,4 +1,4 @@
-"""Stop strings over tokens: which token completes one."""
+"""Stop strings over tokens: the token that completes one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from ...interfaces.tokenizer import ChatTokenizer
 
 _SLACK = 8
-"""Tokens decoded beyond the length of the string in bytes, for tokens that decode to nothing."""
+"""Tokens decoded beyond the length of the string in bytes, since some tokens decode to nothing."""
 
 
 class StopStrings:
     """The stop strings of a request; falsy where there are none.
 
-    Only a token whose own text contains the last character of a stop string can complete it, so most tokens cost one
+    Only a token whose text contains the last character of a stop string can complete it, so most tokens cost one
     look-up.
     """
 
@@ -28,15 +28,14 @@ class StopStrings:
 
     def may_end(self, token: int) -> bool:
         """Whether *token* could complete a string; parts of a character always could."""
-        known = self._may_end.get(token)
-        if known is None:
+        if token not in self._may_end:
             text = self._tokenizer.decode([token])
-            known = "\N{REPLACEMENT CHARACTER}" in text or any(s[-1] in text for s in self._stops)
-            self._may_end[token] = known
-        return known
+            last_in_text = any(s[-1] in text for s in self._stops)
+            self._may_end[token] = last_in_text or "\N{REPLACEMENT CHARACTER}" in text
+        return self._may_end[token]
 
     def found(self, tokens: Sequence[int]) -> str | None:
-        """The stop string that the newest of *tokens* completes; the earliest in the text if several."""
+        """Return the stop string that the newest of *tokens* completes, the earliest in the text of several."""
         if not self.may_end(tokens[-1]):
             return None
         text = self._tokenizer.decode(tokens[-self._window :])
