@@ -14,7 +14,7 @@ from quintain.interfaces.agent import Limits
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import Constant
 from quintain.interfaces.service import Service, need
-from quintain.registry.binding import bind, signature_of
+from quintain.registry.binding import bind, signature_of, type_name
 from quintain.types.task import Message, Task
 
 
@@ -57,7 +57,7 @@ def test_fields_are_configuration() -> None:
 
 
 def test_needs_are_services() -> None:
-    assert [(n.slot, n.type_name) for n in signature_of(Boxed).needs] == [("box", "Box")]
+    assert [(n.slot, type_name(n.type)) for n in signature_of(Boxed).needs] == [("box", "Box")]
     box = Box()
     bound = bind(Boxed, {"top": 2}, {"box": box}, who="boxed")
     assert (bound.box, bound.top) == (box, 2)

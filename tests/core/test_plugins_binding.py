@@ -93,7 +93,7 @@ def test_signature_of_an_environment() -> None:
         fields["top"].doc,
     )
     assert "where, and how." == fields["path"].doc == fields["mode"].doc
-    assert "Literal['easy', 'hard']" == fields["mode"].type_name
+    assert "Literal['easy', 'hard']" == type_name(fields["mode"].type)
     assert [("referee", "judge", Judge)] == [(s.parameter, s.slot, s.type) for s in signature.needs]
 
 
@@ -211,7 +211,7 @@ def test_annotation_for_type_checkers_alone_is_the_plugins_fault() -> None:
         def __init__(self, price: Decimal | None = None, plain: int = 1) -> None: ...
 
     assert bind(Hidden, {"plain": 2})
-    assert "Decimal | None" == signature_of(Hidden).fields[0].type_name
+    assert "Decimal | None" == type_name(signature_of(Hidden).fields[0].type)
     with pytest.raises(PluginError, match="import its names outside"):
         bind(Hidden, {"price": 3})
 

@@ -153,11 +153,16 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
-    return tuple({"slot": s.slot, "parameter": s.parameter, "type": s.type_name} for s in signature.needs)
+    from ..registry.binding import type_name
+
+    return tuple({"slot": s.slot, "parameter": s.parameter, "type": type_name(s.type)} for s in signature.needs)
 
 
 def _field(field: Field) -> dict[str, Any]:
-    shown: dict[str, Any] = {"name": field.name, "type": field.type_name, "required": field.required, "doc": field.doc}
+    from ..registry.binding import type_name
+
+    shown: dict[str, Any] = {"name": field.name, "type": type_name(field.type)}
+    shown |= {"required": field.required, "doc": field.doc}
     if field.required:
         return shown
     plain = field.default is None or isinstance(field.default, (str, int, float, bool))

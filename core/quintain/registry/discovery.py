@@ -1,8 +1,4 @@
-"""Which components are installed: read from entry-point metadata alone, importing nothing.
-
-One entry-point group per kind. A component's id is its *name*, or ``distribution/name`` where two distributions use one
-name.
-"""
+"""Lists the installed components from entry-point metadata, one group per kind, without importing them."""
 
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ GROUPS = {
     "command": "quintain.commands",
     "hooks": "quintain.plugins",
 }
-"""Kind of component to entry-point group, in the order `quintain list` shows them."""
+"""Kind of component to entry-point group, in the order of `quintain list`."""
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 
@@ -46,21 +42,20 @@ _ALGORITHMS = {
     "quintain-preference": "dpo dpo_norm rft sft simpo",
 }
 PLUGINS |= {("algorithm", name): plugin for plugin, names in _ALGORITHMS.items() for name in names.split()}
-"""Kind and name of components that a plugin of this repository brings, to the distribution to install."""
+"""Kind and name of a component in a plugin of this repository, to the distribution to install."""
 
 Origin = Literal["built-in", "installed", "editable", "local"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Component:
-    """The location of a component, which need not be imported yet.
+    """The location of a component, which may not be imported yet.
 
     Attributes:
         kind: a key of `GROUPS`.
-        name: as its distribution declares it.
         target: ``"module:attribute"``, or ``"module"``.
         distribution: normalised name of the distribution, with its *version*.
-        origin: core's own, installed, installed as editable, or registered in this process.
+        origin: core's own, installed, installed as editable, or in a file or module of this process.
     """
 
     kind: str
@@ -77,7 +72,6 @@ class Component:
 
     @property
     def module(self) -> str:
-        """The module that `target` names."""
         return self.target.partition(":")[0].strip()
 
     def __str__(self) -> str:
@@ -86,11 +80,7 @@ class Component:
 
 
 def discover() -> Iterator[Component]:
-    """Yield every installed component, in the order of `sys.path`.
-
-    Distributions are de-duplicated by name, the first on `sys.path` winning, as `importlib.metadata.entry_points` does;
-    a stale copy further down is not seen.
-    """
+    """Yield every installed component in the order of `sys.path`; the first distribution of a name hides later ones."""
     seen: set[str] = set()
     for dist in distributions():
         name, version = _name_and_version(dist)
@@ -98,7 +88,9 @@ def discover() -> Iterator[Component]:
             continue
         seen.add(name)
         entry_points = [e for e in dist.entry_points if e.group in KINDS]
-        origin = _origin(dist, name) if entry_points else "installed"
+        origin: Origin = "built-in" if name == CORE else "installed"
+        if entry_points and name != CORE and (record := dist.read_text("direct_url.json")):
+            origin = "editable" if json.loads(record).get("dir_info", {}).get("editable") else "installed"
         for e in entry_points:
             kind, target = KINDS[e.group], e.value.partition("[")[0].strip()
             yield Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
@@ -111,7 +103,7 @@ def in_order(components: Iterable[Component]) -> list[Component]:
 
 
 def normalise(name: str) -> str:
-    """A distribution's name in the form in which PEP 503 compares names."""
+    """The name of a distribution as PEP 503 normalises it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -124,12 +116,3 @@ def _name_and_version(dist: Distribution) -> tuple[str, str]:
         if colon and key in ("Name", "Version"):
             headers[key] = value.strip()
     return normalise(headers.get("Name", "")), headers.get("Version", "")
-
-
-def _origin(dist: Distribution, name: str) -> Origin:
-    if name == CORE:
-        return "built-in"
-    record = dist.read_text("direct_url.json")
-    if record and json.loads(record).get("dir_info", {}).get("editable"):
-        return "editable"
-    return "installed"

@@ -1,4 +1,4 @@
-"""Components in files outside any distribution: what a file defines (it is not run), and what a wrong name meant."""
+"""Components in Python files outside any distribution: finds them without running the file, for error messages."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..errors import UnknownNameError, UsageError, did_you_mean, meaning, neares
 from ..tracebacks import said_by
 
 BASES = {"environment": "Environment", "engine": "Engine", "service": "Service"}
-"""The base class of a kind whose components are classes."""
+"""The base class of each kind whose components are classes."""
 RECORDS = {"reward": ("Reward",), "algorithm": ("Algorithm", "Piece")}
-"""The classes of a kind whose components are instances. Names, since importing the classes would double the time that
-`quintain list` takes."""
+"""The classes of each kind whose components are instances: names, because importing them doubles the time of
+`quintain list`."""
 DECORATORS = {
     "reward": ("reward", "group_reward"),
     "algorithm": ("advantage", "per_group", "objective", "correction", "aggregation", "group_filter", "optimizer_step"),
 }
-"""The decorators that make such an instance of a function."""
+"""The decorators that turn a function into such an instance."""
 
 
 def components_in(path: Path, kind: str) -> list[str]:
-    """Names of the components of *kind* that the file *path* defines, in its order; nothing of it is run.
+    """Names of the components of *kind* that the file *path* defines, in order, without running it.
 
     Raises:
-        UsageError: it is not Python.
+        UsageError: the file is not Python.
     """
     try:
         tree = ast.parse(path.read_bytes(), filename=str(path))
@@ -47,8 +47,8 @@ def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
         if any(_last(d) in DECORATORS[kind] for d in node.decorator_list):
             yield node.name
     elif isinstance(node, ast.Assign) and kind == "algorithm" and isinstance(node.value, ast.Call):
-        made = _last(node.value.func) in ("Algorithm", "replace")
-        yield from (target.id for target in node.targets if made and isinstance(target, ast.Name))
+        makes_algorithm = _last(node.value.func) in ("Algorithm", "replace")
+        yield from (target.id for target in node.targets if makes_algorithm and isinstance(target, ast.Name))
 
 
 def _last(node: ast.expr) -> str:
@@ -62,7 +62,7 @@ def check_file(kind: str, name: str) -> None:
     """Check that the file in ``path/to/file.py:Attribute`` exists.
 
     Raises:
-        UnknownNameError: it does not; the nearest file of its folder is shown.
+        UnknownNameError: it does not exist; the nearest file name of its folder is shown.
     """
     file, _, attribute = name.partition(":")
     path = Path(file).expanduser()
@@ -77,10 +77,10 @@ def check_file(kind: str, name: str) -> None:
 
 
 def meant(kind: str, name: str) -> UnknownNameError | None:
-    """The error for a bare *name* that is a file, or that of a file without its ``.py``; ``None`` where none is.
+    """The error for a *name* that is a file, with or without its ``.py``, but names no attribute; else ``None``.
 
     Raises:
-        UnknownNameError: it ends in ``.py`` and there is no such file.
+        UnknownNameError: *name* ends in ``.py`` and there is no such file.
         UsageError: the file is not Python.
     """
     if kind not in (*BASES, *DECORATORS):
@@ -101,15 +101,14 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
 
 def lacking(kind: str, target: str, module: Any, attribute: str) -> UnknownNameError:
     """The error for a *module* without *attribute*: shows its nearest name of a component of *kind*."""
-    shown = target.partition(":")[0]
-    fits = {name: v for name, v in vars(module).items() if not name.startswith("_") and _is_component(kind, v)}
-    # What it only imports, such as the base class, is seldom meant.
-    own = [name for name, v in fits.items() if getattr(v, "__module__", module.__name__) == module.__name__]
-    known = [f"{shown}:{name}" for name in own or fits]
-    return UnknownNameError(f"{kind} {target!r}: {shown} has no {attribute!r}{did_you_mean(target, known)}")
-
-
-def _is_component(kind: str, value: Any) -> bool:
-    if isinstance(value, type):
-        return BASES.get(kind) in {base.__name__ for base in value.__mro__}
-    return any(base.__name__ in RECORDS.get(kind, ()) for base in type(value).__mro__)
+    place = target.partition(":")[0]
+    components = {}
+    for name, value in vars(module).items():
+        classes = (BASES.get(kind),) if isinstance(value, type) else RECORDS.get(kind, ())
+        lineage = value.__mro__ if isinstance(value, type) else type(value).__mro__
+        if not name.startswith("_") and any(base.__name__ in classes for base in lineage):
+            components[name] = value
+    # The user seldom means what the module only imports, such as the base class.
+    own = [name for name, v in components.items() if getattr(v, "__module__", module.__name__) == module.__name__]
+    names = [f"{place}:{name}" for name in own or components]
+    return UnknownNameError(f"{kind} {target!r}: {place} has no {attribute!r}{did_you_mean(target, names)}")

@@ -1,4 +1,4 @@
-"""Names to components: what is installed, loaded on first use; one bad plugin fails only those who ask for it.
+"""Finds components by name and imports them on first use, so a broken plugin fails only where it is used.
 
 Names are ``name``, ``distribution/name`` (never ambiguous) or, for scripts and notebooks, ``module:Attribute`` or
 ``path/to/file.py:Attribute``.
@@ -23,25 +23,21 @@ from .manifest import Entry, Manifest, read
 
 
 class Registry:
-    """Components by kind and name.
-
-    Args:
-        components: those it knows; by default whatever is installed, found when first asked.
-    """
+    """Components by kind and name: *components*, or by default the installed ones, discovered on first use."""
 
     def __init__(self, components: Iterable[Component] | None = None) -> None:
-        self._given = None if components is None else tuple(components)
+        self._explicit = None if components is None else tuple(components)
         self._added: list[Component] = []
         self._loaded: dict[Component, Any] = {}
         self._manifests: dict[str, Manifest | None] = {}
 
     @cached_property
-    def _found(self) -> tuple[Component, ...]:
-        return tuple(discover()) if self._given is None else self._given
+    def _installed(self) -> tuple[Component, ...]:
+        return tuple(discover()) if self._explicit is None else self._explicit
 
     def components(self, kind: str | None = None) -> list[Component]:
         """Every component, or those of one *kind*, sorted by kind and name."""
-        return in_order(c for c in (*self._found, *self._added) if kind in (None, c.kind))
+        return in_order(c for c in (*self._installed, *self._added) if kind in (None, c.kind))
 
     def add(self, kind: str, name: str, component: Any) -> Component:
         """Register an object of this process, for tests and notebooks; it hides an installed one of the same name."""
@@ -52,11 +48,11 @@ class Registry:
         return entry
 
     def find(self, kind: str, name: str) -> Component:
-        """The component that *name* means.
+        """The component called *name*.
 
         Raises:
-            UnknownNameError: none does; the nearest known is shown.
-            PluginError: several distributions use the bare name.
+            UnknownNameError: no component has the name; the nearest one is shown.
+            PluginError: several distributions use the name.
         """
         if ":" in name:
             check_file(kind, name)
@@ -67,8 +63,8 @@ class Registry:
                 raise UnknownNameError(f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}")
             if (error := meant(kind, name)) is not None:
                 raise error
-            known = [c.id if "/" in name else c.name for c in self.components(kind)]
-            raise UnknownNameError.of(kind, name, known, f"`quintain list {kind}` shows all")
+            names = [c.id if "/" in name else c.name for c in self.components(kind)]
+            raise UnknownNameError.of(kind, name, names, f"`quintain list {kind}` shows all")
         if len(matches) > 1:
             owners = " and ".join(f"{c.distribution} {c.version}".strip() for c in matches)
             ids = " or ".join(repr(c.id) for c in matches)
@@ -78,28 +74,28 @@ class Registry:
     def matching(self, name: str, kind: str | None = None) -> list[Component]:
         """Every component that ``name`` or ``distribution/name`` can mean."""
         owner, slash, bare = name.rpartition("/")
-        named = in_order(c for c in (*self._found, *self._added) if c.name == bare and kind in (None, c.kind))
+        named = in_order(c for c in (*self._installed, *self._added) if c.name == bare and kind in (None, c.kind))
         if slash:
             return [c for c in named if c.distribution == normalise(owner)]
         return [c for c in named if c.origin == "local"] or named
 
     def load(self, kind: str, name: str) -> Any:
-        """The component itself, imported the first time it is asked for.
+        """The object that *name* refers to, imported on first use.
 
         Raises:
-            UnknownNameError: nothing has that name; a module of one's own has no such attribute.
-            PluginError: it cannot be imported (the original exception is chained), or the name is claimed twice.
+            UnknownNameError: no component has the name, or a local module lacks the attribute.
+            PluginError: it cannot be imported (the original exception is chained), or two distributions use the name.
         """
         return self.resolve(self.find(kind, name))
 
     def resolve(self, component: Component) -> Any:
-        """Import what *component* points at; see `load`."""
+        """Import the object of *component*; raises as `load`."""
         if component not in self._loaded:
             self._loaded[component] = self._import(component)
         return self._loaded[component]
 
     def manifest(self, component: Component) -> Manifest | None:
-        """The manifest of the component's distribution, read without importing it; ``None`` where it ships none.
+        """The manifest of the component's distribution, read without importing it; ``None`` if it has none.
 
         Raises:
             PluginError: its module cannot be found, or the manifest is faulty.
@@ -124,7 +120,7 @@ class Registry:
                 module = _module_of_file(name) if name.endswith(".py") else importlib.import_module(name.strip())
             value: Any = module
             for attribute in filter(None, attributes.strip().split(".")):
-                value = getattr(value, attribute)  # a module may make its attributes late, and fail
+                value = getattr(value, attribute)  # a module's own __getattr__ may raise anything
         except (Exception, SystemExit) as e:
             if not local:
                 failed = f"{component} cannot be loaded from {component.target!r}: {said_by(e)}"
@@ -135,13 +131,13 @@ class Registry:
         return value
 
     def _fix(self, component: Component, error: BaseException) -> str:
-        """The next thing to type after *component* failed with *error*."""
+        """The command that may repair *component*, which failed to import with *error*."""
         if not isinstance(error, ModuleNotFoundError) or _own(error, component):
             again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
             return f"{again} {component.distribution} with pip, or uninstall it; `quintain doctor` checks all"
         try:
             entry = self.entry(component)
-        except PluginError:  # the import error is the news here; `quintain list` shows the manifest's faults
+        except PluginError:  # report the import error alone; `quintain list` shows the manifest's faults
             entry = None
         extra = f"[{entry.extra}]" if entry and entry.extra else ""
         return f"pip install {component.distribution + extra!r}"
@@ -163,18 +159,18 @@ def _failure_of_file(component: Component, error: BaseException) -> str:
 
 
 def _module_of_file(name: str) -> Any:
-    """Import a Python file once, under its own name where no other module has that, and its folder on the path."""
+    """Import a Python file once, under its own name unless another module has that, with its folder on the path."""
     path = Path(name).expanduser().resolve()
     title = path.stem
     while (module := sys.modules.get(title)) is not None:
         if getattr(module, "__file__", None) == str(path):
-            return module  # a second copy would register its pieces again
+            return module  # importing it again would register its pieces twice
         title = f"quintain_file_{title}"
     spec = importlib.util.spec_from_file_location(title, path)
     assert spec is not None
     assert spec.loader is not None
     if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))  # for the modules beside it
+        sys.path.append(str(path.parent))  # so that it can import modules of its folder
     module = sys.modules[title] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -185,10 +181,10 @@ def _module_of_file(name: str) -> Any:
 
 
 @contextmanager
-def _working_directory_importable(wanted: bool) -> Iterator[None]:
+def _working_directory_importable(enabled: bool) -> Iterator[None]:
     # Unlike `python`, a console script does not have it on its path. It comes last, so it shadows nothing installed.
     here = str(Path.cwd())
-    if not wanted or here in sys.path:
+    if not enabled or here in sys.path:
         yield
         return
     sys.path.append(here)
@@ -213,11 +209,11 @@ def load(kind: str, name: str) -> Any:
 
 @contextmanager
 def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
-    """Inside the block only *components* are installed, and those of the distributions in *keep*; for tests."""
+    """For tests: inside the block only *components* and those of the distributions in *keep* are installed."""
     global _current
     before, names = _current, {normalise(name) for name in keep}
-    kept = [c for c in before.components() if c.distribution in names] if names else []
-    _current = Registry([*components, *kept])
+    others = [c for c in before.components() if c.distribution in names] if names else []
+    _current = Registry([*components, *others])
     try:
         yield _current
     finally:

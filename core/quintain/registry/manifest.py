@@ -1,6 +1,4 @@
-"""The manifest ``quintain.toml`` that each distribution ships beside its top ``__init__.py``.
-
-A listing reads it and imports nothing::
+"""The manifest ``quintain.toml`` beside a distribution's top ``__init__.py``: what listings show without importing it::
 
     api = 1
     licence = "Apache-2.0"
@@ -12,14 +10,9 @@ A listing reads it and imports nothing::
     summary = "Sums and products of whole numbers, by level."
     needs = ["network"]        # docker, gpu, keys, network
     extra = "hub"              # the pip extra that it imports
+    source = "..."             # of an algorithm: the paper
 
-    [[components]]
-    kind = "algorithm"
-    name = "grpo"
-    summary = "Group-normalised advantage, clipped ratio."
-    source = "Shao et al. 2024, arXiv 2402.03300"     # the paper
-
-Plain code checks it: a listing reads every manifest, and importing pydantic takes 0.11 s of its 0.3 s.
+It is checked without pydantic, whose import would add 0.11 s to the 0.3 s of a listing.
 """
 
 from __future__ import annotations
@@ -43,8 +36,6 @@ NEEDS = ("docker", "gpu", "keys", "network")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One component in a manifest."""
-
     kind: str
     name: str
     summary: str
@@ -65,7 +56,6 @@ class Manifest:
     components: tuple[Entry, ...] = ()
 
     def entry(self, component: Component) -> Entry | None:
-        """The entry of *component*, where the manifest has one."""
         return next((e for e in self.components if (e.kind, e.name) == (component.kind, component.name)), None)
 
 
@@ -73,7 +63,7 @@ def parse(text: str, where: str = FILE) -> Manifest:
     """Read a manifest.
 
     Raises:
-        PluginError: every fault found, one per line, each with *where* and the key.
+        PluginError: all faults of the manifest, one per line, each with *where* and the key.
     """
     try:
         data = tomllib.loads(text)
@@ -87,7 +77,7 @@ def parse(text: str, where: str = FILE) -> Manifest:
 
 
 def read(module: str) -> Manifest | None:
-    """The manifest beside the top package of *module*; ``None`` where there is none.
+    """The manifest of the top package of *module*; ``None`` if it has none.
 
     Raises:
         PluginError: the package cannot be found, or the manifest is faulty.
@@ -104,7 +94,7 @@ def read(module: str) -> Manifest | None:
 
 
 def package_folder(module: str) -> Path:
-    """The folder of the top package of *module*, found without running any of its code.
+    """The folder of the top package of *module*, located without running its code.
 
     Raises:
         PluginError: there is no such module.
@@ -150,7 +140,7 @@ def _entry(row: Mapping[str, Any], where: str, faults: list[str]) -> Entry:
 
 
 def _texts(record: type, table: Mapping[str, Any], where: str, faults: list[str]) -> dict[str, Any]:
-    """The values that *record* takes from *table* as text or as a list of text, as the field's type says."""
+    """The values of *table* for the fields of *record* that are text or tuples of text."""
     types = {f.name: f.type for f in fields(record)}
     faults.extend(f"unknown key `{where}{key}`{did_you_mean(key, types)}" for key in table if key not in types)
     texts: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Pieces by name: those that are imported, those of every installed algorithm, and those in files of one's own."""
+"""Finds pieces by name: imported ones, those of installed algorithms, and those in local files."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from .lookup import Registry, current
 def find(kind: Kind, name: str) -> Piece:
     """The piece called *name*.
 
-    A name that no imported module gave to a piece is looked for once more after importing every installed algorithm: so
-    a recipe may take the pieces of one algorithm for another.
+    If no imported piece has the name, every installed algorithm is imported, so that a recipe can use a piece of one
+    algorithm in another.
 
     Args:
-        name: ``ppo_clip``; ``module:attribute`` or ``path/to/file.py:attribute`` for a piece that no algorithm brings,
-            or where two modules chose the same name.
+        name: ``ppo_clip``; ``module:attribute`` or ``path/to/file.py:attribute`` for a piece outside the installed
+            algorithms, or if two modules chose the same name.
 
     Raises:
-        UnknownNameError: there is none; the nearest name is shown.
+        UnknownNameError: no piece has the name; the nearest name is shown.
         PluginError: it cannot be imported, is no piece of this kind, or several modules chose the name.
     """
     if ":" in name:
@@ -40,9 +40,7 @@ def find(kind: Kind, name: str) -> Piece:
 
 
 def import_algorithms(registry: Registry) -> list[PluginError]:
-    """Import every installed algorithm, and with it the pieces it is made of; return the first failure of each
-    distribution that has some.
-    """
+    """Import every installed algorithm and so its pieces; return the first failure of each distribution."""
     failures: dict[str, PluginError] = {}
     for component in registry.components("algorithm"):
         try:

@@ -1,4 +1,4 @@
-"""Running episodes: one, or many groups at once, bounded, retried, reproducible."""
+"""Runs episodes: one, or many groups concurrently, with retries and reproducible sampling."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .session import EpisodeState, Session
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutRequest:
-    """A task to be tried by *group_size* rollouts.
+    """A request for *group_size* rollouts of a task.
 
     Attributes:
         index: of the group, counted from the start of the run.
-        visit: how often this task came up before, so that a second visit draws other samples.
-        system: the system message, in place of the environment's.
-        engine: samples these episodes instead of the context's engine.
-        seed: of every episode, where it is known already (an episode that is run again).
+        visit: number of earlier groups of this task, so that a second one draws other samples.
+        system: replaces the environment's system message.
+        engine: replaces the context's engine.
+        seed: of every episode, to replay one; ``None`` derives it.
     """
 
     environment: Environment[Any, Any]
@@ -46,7 +46,7 @@ class RolloutRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """What all episodes of a batch share."""
+    """The settings that all episodes of a batch share."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
@@ -64,7 +64,11 @@ class RolloutContext:
 async def run_episode(
     request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1
 ) -> Rollout[Any, Any]:
-    """One try of one episode, not scored. Every failure becomes a termination; only cancellation passes through."""
+    """Run one attempt at one episode, without scoring it. A failure becomes its termination.
+
+    Raises:
+        UsageError: an error in the recipe or the user's code, which no other episode would escape.
+    """
     environment, task = request.environment, request.task
     seed = context.seed(task, sample, request.visit) if request.seed is None else request.seed
     engine = (request.engine or context.engine).for_task(task)
@@ -74,7 +78,7 @@ async def run_episode(
     if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):
         session.system(system)
     start = time.monotonic()
-    result, termination = await _played(environment, task, session, episode)
+    result, termination = await _result_of(environment, task, session, episode)
     own = episode.players[""]
     return Rollout(
         task=task,
@@ -92,9 +96,10 @@ async def run_episode(
     )
 
 
-async def _played(
+async def _result_of(
     environment: Environment[Any, Any], task: Task, session: Session, episode: EpisodeState
 ) -> tuple[Any, Termination]:
+    # Failures of the policy are scored, all others are masked and counted: a timeout or a bug must not be learnt from.
     try:
         async with asyncio.timeout(environment.limits.seconds) as clock:
             result = await environment.rollout(task, session)
@@ -105,29 +110,22 @@ async def _played(
         return None, Termination(TerminationKind.POLICY_FAULT, str(e), early=True)
     except InfrastructureError as e:
         return None, Termination(TerminationKind.INFRASTRUCTURE_ERROR, str(e))
-    except UsageError:
+    except UsageError:  # the same in every episode, so the run stops
         raise
     except TimeoutError as e:
-        if isinstance(e, EpisodeTimeout) or clock.expired():
+        if isinstance(e, EpisodeTimeout) or clock.expired():  # else a timeout of the environment's own code
             return None, Termination(TerminationKind.TIMEOUT, f"over {environment.limits.seconds} s")
-        return None, Termination(TerminationKind.ENVIRONMENT_ERROR, _said(e))
-    except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes the ending
-        return None, Termination(TerminationKind.ENVIRONMENT_ERROR, _said(e))
-    if episode.hit:
+        return None, Termination(TerminationKind.ENVIRONMENT_ERROR, said_by(e))
+    except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes the termination
+        reason = str(e) if isinstance(e, EnvironmentFault) else said_by(e)
+        return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
+    if episode.hit:  # the environment handled the limit and returned a result, which is scored
         return result, Termination(TerminationKind.TRUNCATED, episode.hit)
     return result, Termination()
 
 
-def _said(error: Exception) -> str:
-    return str(error) if isinstance(error, EnvironmentFault) else said_by(error)
-
-
 def _check_result(result: Any) -> None:
-    """Result must survive being stored.
-
-    Raises:
-        EnvironmentFault: it does not come back equal from JSON.
-    """
+    """Refuse a result that is not equal after a round trip through JSON: rewards score stored rollouts again."""
     if result is None or isinstance(result, (str, int, bool)):
         return
     try:
@@ -149,19 +147,20 @@ async def run_groups(
     on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
     more: More | None = None,
 ) -> list[Group[Any, Any]]:
-    """Run and score all groups; return them in the order of *requests*, whatever finished first.
+    """Run and score all groups; return them in the order of *requests*, whichever finish first.
 
-    ``setting.concurrency`` workers take the episodes in order. A worker is registered with the engine until no episode
-    is left, and rewards run beside it, so what is decoded together never depends on how long a tool or a reward takes.
+    ``context.concurrency`` workers take the episodes in order. A worker is registered with the engine until no episode
+    is queued, and rewards run in other tasks, so that which sequences are decoded together never depends on the
+    duration of a tool or a reward.
 
     Args:
-        on_rollout: called with every rollout as it is scored.
-        more: called with every group as soon as it is complete and scored; the requests that it returns run after those
-            that wait. Workers then score their episodes themselves before they take the next one: a reproducible
-            engine samples nothing meanwhile, so a new group starts at the same token whatever a reward takes.
+        on_rollout: called with every rollout once it is scored.
+        more: called with every group once it is complete and scored; the requests that it returns are queued. Workers
+            then score their episodes themselves before they take the next one: a reproducible engine samples nothing
+            meanwhile, so a new group starts at the same token however long a reward takes.
 
     Raises:
-        UsageError: what no retry can repair, such as a reward whose service is missing.
+        UsageError: an error that no retry can repair, such as a reward without its service.
     """
     return await RolloutRunner(requests, context, on_rollout, more).run()
 
@@ -179,19 +178,21 @@ class RolloutRunner:
         self._rollout_context, self._on_rollout, self._more = context, on_rollout, more
         self._context = RewardContext(step=context.step, services=context.services)
         self._requests: list[RolloutRequest] = []
-        self._scored: list[dict[int, Rollout[Any, Any]]] = []  # per job, by the index within the group
-        self._groups: dict[int, Group[Any, Any]] = {}  # complete ones, where `more` asked for them
-        self._queue: deque[tuple[int, int]] = deque()  # (job, index within the group) of the episodes that wait
+        self._scored: list[dict[int, Rollout[Any, Any]]] = []  # per request, by the index within the group
+        self._groups: dict[int, Group[Any, Any]] = {}  # the complete ones, if `more` is set
+        self._queue: deque[tuple[int, int]] = deque()  # (request, index within the group) of the queued episodes
         self._workers = 0
         self._add(requests)
 
     async def run(self) -> list[Group[Any, Any]]:
-        """Run every job to its end."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._start_workers(tasks)
         except BaseExceptionGroup as failed:
-            raise _first(failed) from failed
+            error: BaseException = failed
+            while isinstance(error, BaseExceptionGroup):  # callers handle the error itself, not a group of errors
+                error = error.exceptions[0]
+            raise error from failed
         if self._more is not None:
             return [self._groups[j] for j in range(len(self._requests))]
         return list(await asyncio.gather(*(self._complete(j) for j in range(len(self._requests)))))
@@ -203,19 +204,22 @@ class RolloutRunner:
             self._scored.append({})
 
     def _start_workers(self, tasks: asyncio.TaskGroup, spare: int = 0) -> None:
-        """Start workers for the episodes that wait, but for *spare* of them."""
+        """Start workers for the queued episodes, except for *spare* of them."""
         for _ in range(min(len(self._queue) - spare, self._rollout_context.concurrency - self._workers)):
             self._workers += 1
             tasks.create_task(self._work(tasks))
 
     async def _work(self, tasks: asyncio.TaskGroup) -> None:
         # The engine steps only when every registered worker waits on it. So a worker stays registered between two
-        # episodes: else the engine would see one fewer for a time that depends on the machine.
+        # episodes: otherwise the engine would step without it, or not, depending on the machine's speed.
         with self._rollout_context.engine.register():
             while self._queue:
                 j, index = self._queue.popleft()
-                rollout = await _retried(self._requests[j], index, self._rollout_context)
-                if self._more is None:
+                for attempt in range(1, self._rollout_context.retries + 2):
+                    rollout = await run_episode(self._requests[j], index, self._rollout_context, attempt)
+                    if rollout.valid:
+                        break
+                if self._more is None:  # score in another task: a slow reward must not delay the next episode
                     tasks.create_task(self._score(j, rollout))
                     continue
                 await self._score(j, rollout)
@@ -245,17 +249,3 @@ class RolloutRunner:
         rollouts = tuple(scored[index] for index in range(request.group_size))
         group = Group(task=request.task, rollouts=rollouts, environment=request.name, index=request.index)
         return await score_group(request.environment, group, self._context, self._rollout_context.retries)
-
-
-def _first(failed: BaseExceptionGroup[BaseException]) -> BaseException:
-    error = failed.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
-
-
-async def _retried(request: RolloutRequest, sample: int, context: RolloutContext) -> Rollout[Any, Any]:
-    attempt = 1
-    while True:
-        rollout = await run_episode(request, sample, context, attempt)
-        if rollout.valid or attempt > context.retries:
-            return rollout
-        attempt += 1

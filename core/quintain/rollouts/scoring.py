@@ -1,4 +1,4 @@
-"""Scores for rollouts: rewards of a rollout as it ends, rewards of a group when it is complete."""
+"""Scores rollouts: by single-rollout rewards as each episode ends, by group rewards once the group is complete."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, Terminatio
 async def score_rollout(
     environment: Environment[Any, Any], rollout: AnyRollout, context: RewardContext, retries: int = 0
 ) -> AnyRollout:
-    """Score *rollout* by those of the environment's rewards that need no other sample."""
+    """Score *rollout* by those of the environment's rewards that read no other sample."""
     (scored,) = await _scored(environment, [rollout], context, retries, grouped=False)
     return scored
 
@@ -30,7 +30,7 @@ async def score_group(
 async def rescore(
     environment: Environment[Any, Any], group: AnyGroup, services: Mapping[str, Any], step: int = 0
 ) -> AnyGroup:
-    """Score stored rollouts again, all rewards anew."""
+    """Score the stored rollouts of *group* again by all rewards of *environment*."""
     context = RewardContext(step=step, services=services)
     unscored = [r.replace(outcome=None, shaping=None) for r in group.rollouts]
     rollouts = tuple([await score_rollout(environment, r, context) for r in unscored])
@@ -45,10 +45,10 @@ async def _scored(
     *,
     grouped: bool,
 ) -> tuple[AnyRollout, ...]:
-    """The rollouts with the scores of the rewards that do, or do not, compare samples; one copy of each.
+    """Copies of *rollouts* with the scores of the rewards that compare samples (*grouped*) or of those that do not.
 
-    Both rewards see the rollout as the episode left it, without the other's score. A rollout that the outcome cannot
-    score is not shown to the shaping.
+    Outcome and shaping both see the rollout without the other's score. A rollout that the outcome reward fails to score
+    is not passed to the shaping reward.
     """
     changes: list[dict[str, Any]] = [{} for _ in rollouts]
     for slot, reward in (("outcome", environment.reward), ("shaping", environment.shaping)):
@@ -57,7 +57,7 @@ async def _scored(
         judged: list[int] = []
         for i, rollout in enumerate(rollouts):
             termination = changes[i].get("termination", rollout.termination)
-            if termination.early:  # no result to judge: the environment sets the score
+            if termination.early:  # there is no result to score, so the environment sets the score
                 changes[i][slot] = Score(value=environment.early if slot == "outcome" else 0.0)
             elif not termination.ours:
                 judged.append(i)
@@ -72,10 +72,10 @@ async def _scored(
 
 
 def _change(slot: str, scored: ScoreOrError, attempts: int, early: float) -> dict[str, Any]:
-    """What an outcome of scoring changes in the rollout."""
+    """The fields of a rollout to change after one reward: the score, or the termination for its error."""
     if isinstance(scored, Score):
         return {slot: scored}
-    if isinstance(scored, PolicyFault):  # an answer that defeats a healthy verifier is the policy's fault
+    if isinstance(scored, PolicyFault):  # an answer that a working verifier cannot read is the policy's fault
         termination = Termination(TerminationKind.POLICY_FAULT, str(scored), attempts, early=True)
         return {"termination": termination, "outcome": Score(value=early), "shaping": Score()}
     ours = isinstance(scored, InfrastructureError)

@@ -1,4 +1,4 @@
-"""The implementation of `Agent` over any engine."""
+"""Implements `Agent` for any engine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from .chat.thinking_budget import sample_turn
 from .chat.tool_calls import Parsed, parse
 
 MALFORMED_CHANCES = 3
-"""Unreadable tool calls in a row before the policy is at fault."""
+"""Consecutive turns without a readable tool call that become a policy fault."""
 
 
 @dataclass
 class EpisodeState:
-    """What one episode has used up and reported, over all its players."""
+    """The turns, tokens and metrics of one episode, over all its players."""
 
     engine: Engine
     sampling: Sampling
@@ -34,19 +34,19 @@ class EpisodeState:
     seed: int
     turns: list[Turn] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
-    spent: int = 0
-    taken: int = 0
-    hit: str = ""
+    spent: int = 0  # tokens that the policy sampled
+    taken: int = 0  # turns that the policy took
+    hit: str = ""  # the limit that ended the last turn of the policy
     players: dict[str, Session] = field(default_factory=dict)
 
     def transcripts(self) -> dict[str, Transcript]:
-        """By player: those of the policy, where the engine records tokens."""
+        """The transcripts of the policy's players by name, if the engine records tokens."""
         transcripts = {name: player.transcript() for name, player in self.players.items() if player.trains}
         return {name: t for name, t in transcripts.items() if t is not None}
 
 
 class Session(Agent):
-    """One player of one episode (implements `Agent`)."""
+    """One player of one episode."""
 
     def __init__(self, episode: EpisodeState, name: str = "", engine: Engine | None = None) -> None:
         self._episode = episode
@@ -100,10 +100,12 @@ class Session(Agent):
             unreadable = unreadable + 1 if all(c.error for c in turn.calls) else 0
             if unreadable >= MALFORMED_CHANCES:
                 raise PolicyFault(f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}")
-            done = tuple([await _called(c, by_name) for c in turn.calls])
+            # One after the other, in the order of the text: tools may change the environment's state.
+            calls = tuple([await _called(c, by_name) for c in turn.calls])
+            # A tool may itself let another player take turns, so this turn need not be the last of the episode.
             index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
-            turn = self._episode.turns[index] = replace(turn, calls=done)
-            results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in done]
+            turn = self._episode.turns[index] = replace(turn, calls=calls)
+            results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in calls]
             self._pending.extend(results)
             self.messages.extend(results)
 
@@ -113,13 +115,13 @@ class Session(Agent):
         return Session(self._episode, name, engine)
 
     def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
-        raise UsageError("agent.endpoint() needs the gateway for foreign agents, which this version does not bring")
+        raise UsageError("agent.endpoint() needs the gateway for foreign agents, which this version does not have")
 
     def metric(self, **values: float) -> None:
         self._episode.metrics.update({k: float(v) for k, v in values.items()})
 
     def transcript(self) -> Transcript | None:
-        """The exact tokens of this player; ``None`` where its engine gives text only."""
+        """The exact tokens of this player; ``None`` if its engine returns text only."""
         if self._conversation is None:
             return None
         return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
@@ -128,18 +130,23 @@ class Session(Agent):
         sampling = self._allowance()
         if isinstance(self._engine, TokenEngine):
             turn = await self._sampled(self._engine, tools, sampling)
-        else:
-            turn = await self._replied(tools, sampling)
+        else:  # the engine keeps no tokens: it gets all messages and returns parsed text
+            self._pending.clear()
+            reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
+            text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
+            parsed = Parsed(reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls)
+            turn = self._turn_of(text, parsed, reply.finish, reply.usage.get("completion_tokens", 0))
         self._turns += 1
         self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
-        if self.trains:
+        if self.trains:  # limits count the policy's own turns only
             self._episode.taken += 1
             self._episode.spent += turn.tokens
             self._episode.hit = "tokens" if turn.finish == "length" else ""
         return turn
 
     def _allowance(self) -> Sampling:
+        """The sampling settings of the next turn: its own seed, and at most the tokens that the limits leave."""
         episode = self._episode
         sampling = episode.sampling.replace(seed=derived_seed(episode.seed, self._name, self._turns))
         if not self.trains:
@@ -156,7 +163,7 @@ class Session(Agent):
     async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], sampling: Sampling) -> Turn:
         if self._conversation is None:
             self._conversation = Conversation(engine.tokenizer, [t.spec for t in tools])
-        elif tools:  # offered later: the template then rewrites the beginning, and the transcript branches
+        elif tools:  # first offered in a later turn: the template rewrites the system message, a new branch begins
             self._conversation.tools = tuple(t.spec for t in tools)
         for m in self._pending:
             self._conversation.add(m)
@@ -164,21 +171,14 @@ class Session(Agent):
         ids = self._conversation.prompt()
         if len(ids) >= engine.context:
             message = f"the prompt has {len(ids)} tokens, the context of {engine.name} holds {engine.context}"
-            if self._turns:
+            if self._turns:  # the conversation grew too long; a first prompt that is too long is the task's fault
                 raise LimitReached("context", message)
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
-        return self._made(text, parse(text, tools=bool(tools)), sampled.finish, sampled.tokens)
+        return self._turn_of(text, parse(text, tools=bool(tools)), sampled.finish, sampled.tokens)
 
-    async def _replied(self, tools: Sequence[Tool], sampling: Sampling) -> Turn:
-        self._pending.clear()
-        reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
-        text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
-        parsed = Parsed(reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls)
-        return self._made(text, parsed, reply.finish, reply.usage.get("completion_tokens", 0))
-
-    def _made(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
+    def _turn_of(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
         reply, reasoning, calls = parsed.reply, parsed.reasoning, parsed.calls
         return Turn(
             text=text, reply=reply, reasoning=reasoning, calls=calls, finish=finish, player=self._name, tokens=tokens
@@ -186,7 +186,7 @@ class Session(Agent):
 
 
 async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:
-    """The call with its result, or with the error that the policy is told."""
+    """The call with its result, or with the error message that the policy receives."""
     if call.error:
         return replace(call, error=f"error: {call.error}")
     tool = tools.get(call.name)

@@ -1,1 +1,1 @@
-"""Between messages and tokens: the token bridge, tool-call formats, thinking budgets."""
+"""Converts between messages and tokens: the token bridge, tool-call formats, thinking budgets."""

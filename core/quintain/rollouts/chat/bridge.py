@@ -1,8 +1,8 @@
-"""The token bridge: messages in, exact tokens kept.
+"""The token bridge: converts messages to tokens and records the exact sampled tokens.
 
-What was sampled is never decoded and encoded again. For each turn the conversation is rendered as text; where the
-rendering continues what was recorded, only the new text is encoded and appended. Where the template rewrote
-history, the transcript branches.
+Sampled tokens are never decoded and encoded again, because another tokenisation of the same text would have other
+log-probs. Each turn renders the conversation as text; if the rendering extends the recorded text, only the new text is
+encoded and appended. If the template rewrote earlier text, the transcript branches.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SOURCES = {
 
 
 class Conversation:
-    """One player's messages and its tokens, kept in step."""
+    """One player's messages and their tokens."""
 
     def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = ()) -> None:
         self.tokenizer = tokenizer
@@ -36,11 +36,10 @@ class Conversation:
         self._recorder = Recorder()
 
     def add(self, message: Message) -> None:
-        """Append a message of the system, a user or a tool."""
         self._messages.append(message)
 
     def prompt(self) -> list[int]:
-        """The ids to continue: the record brought up to the last message."""
+        """Record all new messages; return the ids that the policy continues."""
         text = self.tokenizer.render(self._messages, self.tools, prompt=True)
         if self._text and text.startswith(self._text):
             new = text[len(self._text) :]
@@ -61,8 +60,7 @@ class Conversation:
         self._recorder.sampled(sampled)
         self._text += self.tokenizer.decode(sampled.ids)
         text = spoken(self.tokenizer, sampled)
-        # The message carries the raw text, thoughts and calls included, so that rendering it again gives what was
-        # sampled.
+        # The message has the raw text, with thoughts and calls, so that the template renders exactly what was sampled.
         self._messages.append(Message("assistant", text))
         self._rendered = len(self._messages)
         return text
@@ -85,7 +83,7 @@ def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
 
 
 def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
-    """*sampling* with what ends a turn for this tokenizer added."""
+    """*sampling* with the stop strings and stop ids of *tokenizer* added."""
     return sampling.replace(stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids))
 
 
@@ -109,11 +107,9 @@ def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int
 
 
 def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:
-    """Where the first of *contents* that occurs stands; a match after a line break or blank wins over one inside a
-    word.
-    """
+    """The span of the first of *contents* that occurs in *text* from *at*; (-1, -1) if none does."""
     for content in filter(None, contents):
-        for lead in ("\n", " ", ""):
+        for lead in ("\n", " ", ""):  # a short content such as "a" also occurs inside the template's words
             start = text.find(lead + content, at)
             if start >= 0:
                 start += len(lead)

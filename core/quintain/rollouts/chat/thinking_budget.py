@@ -1,4 +1,4 @@
-"""A thinking budget: a text ends a thought that grows too long (see `quintain.types.sampling.ThinkingBudget`)."""
+"""Applies a thinking budget to a turn (see `quintain.types.sampling.ThinkingBudget`)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from ...types.sampling import Sampling
 from ...types.transcript import Sampled
 
 _SLACK = 8
-"""Tokens looked at beyond the length of a stop string in bytes, for tokens that decode to nothing."""
+"""Extra tokens to search beyond the length of a stop string in bytes, because some tokens decode to no text."""
 
 
 async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
     """Continue *ids* by one turn of at most ``sampling.max_tokens`` sampled tokens.
 
-    Where ``sampling.thinking_budget`` is set, the moment is drawn from the turn's seed. A turn is not interrupted where
-    it has ended by then, contains ``until``, or where the context has no room for the text and an answer.
+    If ``sampling.thinking_budget`` is set, its number of tokens is drawn from the turn's seed. The turn continues as it is
+    if it ended before, contains ``until``, or leaves no room in the context for the text and an answer.
 
     Raises:
         LimitReached, InfrastructureError: as `TokenEngine.sample`.
@@ -38,10 +38,11 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
     forced = tuple(engine.tokenizer.encode(thinking_budget.text))
     if (thinking_budget.until and thinking_budget.until in engine.tokenizer.decode(first.ids)) or len(forced) >= room:
         forced = ()
+    # Two requests with one seed would repeat their random numbers, so the second has its own.
     left = None if sampling.max_tokens is None else sampling.max_tokens - at
     rest = sampling.replace(max_tokens=left, seed=None if sampling.seed is None else seed)
     then = await engine.sample([*ids, *first.ids, *forced], rest)
-    if not forced:
+    if not forced:  # a stop string may span both requests; the inserted text separates them otherwise
         then = cut_where_stopped(engine.tokenizer, first, then, sampling.stop)
     return Sampled(
         ids=(*first.ids, *forced, *then.ids),
@@ -54,7 +55,7 @@ async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Samplin
 
 
 def cut_where_stopped(tokenizer: ChatTokenizer, first: Sampled, then: Sampled, stops: Sequence[str]) -> Sampled:
-    """*then* up to a stop string that began in *first*, which the engine could not see."""
+    """*then* up to a stop string that began in *first*, which the second request's engine call cannot detect."""
     stops = [s for s in stops if s]
     window = max((len(s.encode()) for s in stops), default=0) + _SLACK
     tail = first.ids[-window:]
@@ -62,6 +63,6 @@ def cut_where_stopped(tokenizer: ChatTokenizer, first: Sampled, then: Sampled, s
         text = tokenizer.decode([*tail, *then.ids[:count]])
         places = [(text.find(s), s) for s in stops if s in text]
         if places:
-            kept = {name: getattr(then, name)[:count] for name in ("ids", "logps", "versions")}
-            return replace(then, **kept, finish="stop", stop=min(places)[1])
+            columns = {name: getattr(then, name)[:count] for name in ("ids", "logps", "versions")}
+            return replace(then, **columns, finish="stop", stop=min(places)[1])
     return then

@@ -1,4 +1,4 @@
-"""Tool calls and reasoning as text: the tags that Qwen and Hermes models use."""
+"""Parses and renders tool calls and reasoning in the tags of Qwen and Hermes models."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class Parsed:
 
 
 def parse(text: str, *, tools: bool = False) -> Parsed:
-    """Split a sampled text. Tool calls are looked for only where *tools* were offered.
+    """Split a sampled text into thought, reply and, if *tools* were offered, tool calls.
 
-    A thought is text between think tags at the very start; a tag that never closes leaves the text as it is.
+    A thought is text between think tags at the very start; with an unclosed tag the whole text is the reply, because
+    the policy was cut off or misused the tag, and rewards must see what it wrote.
     """
     reasoning = ""
     thought = _THOUGHT.match(text)
@@ -52,7 +53,7 @@ def _call(body: str, name: str) -> ToolCall:
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:
-    """Calls in the form in which the model writes them."""
+    """Calls as the model writes them."""
     return "".join(
         "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
         for c in calls
@@ -60,7 +61,7 @@ def render_calls(calls: Sequence[ToolCall]) -> str:
 
 
 def render_tools(tools: Sequence[ToolSpec]) -> str:
-    """The part of the system message that offers tools; empty for none."""
+    """The part of the system message that lists *tools*; empty for none."""
     if not tools:
         return ""
     specs = "\n".join(json.dumps(t.to_json()) for t in tools)
