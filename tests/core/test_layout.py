@@ -34,7 +34,7 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "kernel lines": 4_640,
+    "kernel lines": 4_551,
     "package lines": 18_400,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the

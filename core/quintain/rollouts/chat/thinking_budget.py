@@ -18,8 +18,8 @@ _SLACK = 8
 async def sample_turn(engine: TokenEngine, ids: Sequence[int], sampling: Sampling) -> Sampled:
     """Continue *ids* by one turn of at most ``sampling.max_tokens`` sampled tokens.
 
-    If ``sampling.thinking_budget`` is set, its number of tokens is drawn from the turn's seed. The turn continues as it is
-    if it ended before, contains ``until``, or leaves no room in the context for the text and an answer.
+    If ``sampling.thinking_budget`` is set, its number of tokens is drawn from the turn's seed. A turn is not
+    interrupted if it ended before, contains ``until``, or leaves no room in the context for the text and an answer.
 
     Raises:
         LimitReached, InfrastructureError: as `TokenEngine.sample`.
