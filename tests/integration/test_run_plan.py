@@ -224,7 +224,8 @@ def test_measuring_difficulty_asks_once_and_leaves_the_rest_out(model: Path, tmp
     kept = {task for task, rate in rates.items() if 0.2 <= rate <= 0.8}
     tried = {row["task_id"] for n in (1, 2, 3) for row in RunFolder(place, lock=False).read_rollouts(n)}
 
-    assert any("measuring the difficulty of 12 tasks" in phase for phase in first.phases)  # as many as 3 steps of 4 groups try
+    # 3 steps of 4 groups try 12 tasks.
+    assert any("measuring the difficulty of 12 tasks" in phase for phase in first.phases)
     assert not any("probing" in phase for phase in second.phases)
     assert 12 == len(rates) > len(kept) >= len(tried)
     assert tried <= kept
@@ -248,7 +249,7 @@ def test_measuring_difficulty_is_paid_for_in_the_record_of_step_0(model: Path, t
 
 def test_measuring_difficulty_spends_the_seconds_of_training(model: Path, tmp_path: Path) -> None:
     """A budget that measuring difficulty has used up leaves none for a step."""
-    told = recipe(model, {"difficulty": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
+    told = recipe(model, {"difficulty_samples": 1}, run__steps=2, stop__seconds=1e-6, evaluation__test__tasks=0)
 
     assert 0 == run(tmp_path / "run", told)["steps"]
 
