@@ -9,14 +9,14 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from quintain.cli.describe import PHRASES, counted, differences, kl_words, phrase, piece_words, settings, shown
+from quintain.cli.describe import Difference, differences, kl_words, piece_words, settings, shown
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import Algorithm, RatioTo
 from quintain.interfaces.pieces import KINDS, Piece, every_piece
@@ -123,6 +123,70 @@ def summary(piece: Piece) -> str:
     return _SENTENCE.split(text, maxsplit=1)[0].rstrip(".") + "."
 
 
+# ---------------------------------------------------------------- settings in words
+Words = Callable[[Any], str]
+
+PHRASES: dict[str, Words] = {
+    "ratio_to": lambda policy: f"ratio to {policy}",
+    "epochs": lambda n: counted(n, "epoch"),
+    "minibatches": lambda n: counted(n, "minibatch"),
+    "mask_truncated": lambda on: "truncated samples left out" if on else "truncated samples trained",
+    "overlong": lambda share: (
+        f"overlong answers punished over the last {100 * share:g} %" if share else "length not punished"
+    ),
+    "reset_optimizer": lambda on: "optimizer reset before every batch" if on else "optimizer kept",
+    "float32_head": lambda on: "float32 head" if on else "head as precise as the rest",
+    "prune": lambda share: f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary",
+    "services": lambda held: "; ".join(f"service {slot} is {use}" for slot, use in held.items()) or "no service",
+    "plan.resample": lambda way: {"none": "no resampling", "dynamic": "dynamic sampling", "active": "active sampling"}[
+        way
+    ],
+    "plan.attempts": lambda n: f"at most {counted(n, 'batch')} tried per step",
+    "plan.order": lambda way: {
+        "shuffled": "tasks shuffled",
+        "easy_to_hard": "tasks from easy to hard",
+        "hard_first": "tasks drawn by failure rate",
+    }[way],
+    "plan.drop_solved": lambda rate: "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}",
+    "plan.difficulty_samples": lambda n: (
+        f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter"
+    ),
+    "plan.difficulty_range": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
+    "plan.staleness": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
+    "plan.thinking_budget": lambda at: (
+        f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens" if at else "no thinking budget"
+    ),
+}
+"""What a value of a setting means; pieces and the KL term have functions of their own."""
+
+
+def phrase(setting: str, value: Any) -> str:
+    """What *value* of *setting* means, in a few words."""
+    kind, _, argument = setting.partition(".")
+    if setting in PHRASES:
+        return PHRASES[setting](value)
+    if setting == "kl":
+        return kl_words(value)
+    if kind in KINDS and argument:
+        return f"{kind} {argument} {shown(value)}"
+    if kind in KINDS:
+        return f"{kind} {piece_words(value)}" if value else f"no {kind} piece"
+    raise KeyError(setting)
+
+
+def words(difference: Difference) -> str:
+    """What the left algorithm does in place of what the right one does."""
+    right = phrase(difference.setting, difference.right)
+    if difference.setting.partition(".")[0] in KINDS:  # what it is stands there once
+        right = right.removeprefix(f"{difference.setting.replace('.', ' ')} ")
+    return f"{phrase(difference.setting, difference.left)} instead of {right}"
+
+
+def counted(n: int, noun: str) -> str:
+    """*n* of them."""
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('batch') else 's'}"
+
+
 # ---------------------------------------------------------------- the tables of docs/algorithms.md
 def page(text: str) -> str:
     """Replace the tables of docs/algorithms.md, between ``<!-- NAME -->`` and ``<!-- end NAME -->``."""
@@ -175,7 +239,7 @@ def apart() -> Iterator[str]:
     yield from _header("algorithm", "compared with", "differences")
     for left, right in PAIRS:
         found = differences(known[left], known[right])
-        yield _line(f"`{left}`", f"`{right}`", "; ".join(d.words for d in found))
+        yield _line(f"`{left}`", f"`{right}`", "; ".join(map(words, found)))
 
 
 def of_pieces() -> Iterator[str]:

@@ -34,8 +34,8 @@ SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "kernel lines": 4_551,
-    "package lines": 18_400,
+    "kernel lines": 4_545,
+    "package lines": 18_203,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

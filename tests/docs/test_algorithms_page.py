@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import importlib.util
 import inspect
 import textwrap
 import traceback
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import KL, Algorithm
+from quintain.interfaces.pieces import KINDS
+from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.learning.algorithms import ALGORITHMS
+from quintain.types.sampling import ThinkingBudget
 
 from .pages import ROOT, page
 
@@ -64,6 +69,41 @@ def test_ratios_are_seen() -> None:
     } == shown
     product = ALGORITHMS["grpo"].replace(objective="sequence_clip")
     assert "theta / prox of an answer" == TOOL.ratio(product)
+
+
+def test_differences_are_said_in_words() -> None:
+    """Each kind of setting."""
+    grpo = ALGORITHMS["grpo"]
+
+    def words(**changes: Any) -> list[str]:
+        return [TOOL.words(d) for d in TOOL.differences(grpo.replace(**changes), grpo)]
+
+    assert ["objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"] == words(
+        objective={"use": "cispo", "cap": 3.0}
+    )
+    assert ["objective low 0.1 instead of 0.2"] == words(objective={"low": 0.1})
+    assert ["no KL instead of KL k3 in the loss, 0.04"] == words(kl={"coefficient": 0.0})
+    assert ["ratio to mu instead of ratio to prox"] == words(ratio_to="mu")
+    assert ["truncated samples left out instead of truncated samples trained"] == words(mask_truncated=True)
+    assert ["2 epochs instead of 1 epoch", "3 minibatches instead of 1 minibatch"] == words(epochs=2, minibatches=3)
+    assert ["thinking budget of 5 to 9 tokens instead of no thinking budget"] == words(
+        plan=SamplingPlan(thinking_budget=ThinkingBudget(min_tokens=5, max_tokens=9))
+    )
+
+
+def test_every_setting_has_a_phrase() -> None:
+    """A field that is added to `Algorithm` or `SamplingPlan` gets words, or a listing would fail on it."""
+    about = {"name", "summary", "source", "published"}
+    of_algorithm = {f.name for f in dataclasses.fields(Algorithm)} - {*about, *KINDS, "kl", "plan"}
+    of_plan = {f"plan.{f.name}" for f in dataclasses.fields(SamplingPlan)}
+
+    assert of_algorithm | of_plan == set(TOOL.PHRASES)
+    for row in (algorithm for _, algorithm in TOOL.algorithms().values()):
+        plain = TOOL.settings(row)
+        assert all(TOOL.phrase(key, plain[key]) for key in of_algorithm)
+        assert all(TOOL.phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
+    with pytest.raises(KeyError):
+        TOOL.phrase("colour", 3)
 
 
 def test_first_sentences() -> None:

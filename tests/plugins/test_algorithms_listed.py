@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import subprocess
 import sys
@@ -13,18 +12,15 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.cli.describe import PHRASES, Difference, differences, phrase, settings
+from quintain.cli.describe import Difference, differences, settings
 from quintain.errors import PluginError
 from quintain.interfaces import pieces as registered
-from quintain.interfaces.algorithm import KL, Algorithm
-from quintain.interfaces.pieces import KINDS
-from quintain.interfaces.sampling_plan import SamplingPlan
+from quintain.interfaces.algorithm import KL
 from quintain.learning.algorithms import ALGORITHMS
 from quintain.registry.binding import bind
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
-from quintain.types.sampling import ThinkingBudget
 
 from ..core.algorithms import INSTALLED
 
@@ -135,26 +131,6 @@ def test_dapo_differs_from_grpo_in_these() -> None:
     assert {"overlong": (0.2, 0.0)} == found
 
 
-def test_differences_are_said_in_words() -> None:
-    """Each kind of setting."""
-    grpo = ALGORITHMS["grpo"]
-
-    def words(**changes: Any) -> list[str]:
-        return [d.words for d in differences(grpo.replace(**changes), grpo)]
-
-    assert ["objective `cispo` (cap 3) instead of `ppo_clip` (low 0.2)"] == words(
-        objective={"use": "cispo", "cap": 3.0}
-    )
-    assert ["objective low 0.1 instead of 0.2"] == words(objective={"low": 0.1})
-    assert ["no KL instead of KL k3 in the loss, 0.04"] == words(kl={"coefficient": 0.0})
-    assert ["ratio to mu instead of ratio to prox"] == words(ratio_to="mu")
-    assert ["truncated samples left out instead of truncated samples trained"] == words(mask_truncated=True)
-    assert ["2 epochs instead of 1 epoch", "3 minibatches instead of 1 minibatch"] == words(epochs=2, minibatches=3)
-    assert ["thinking budget of 5 to 9 tokens instead of no thinking budget"] == words(
-        plan=SamplingPlan(thinking_budget=ThinkingBudget(min_tokens=5, max_tokens=9))
-    )
-
-
 def test_what_does_nothing_is_no_difference() -> None:
     """The ratio_to of an objective without a ratio, and how a KL term is estimated that is off."""
     rloo = ALGORITHMS["rloo"]
@@ -179,21 +155,6 @@ def test_services_of_a_served_algorithm_are_no_settings() -> None:
 
     assert settings(algorithm) == settings(algorithm.with_services({}))
     assert "services" in settings(algorithm)
-
-
-def test_every_setting_has_a_phrase() -> None:
-    """A field that is added to `Algorithm` or `SamplingPlan` gets words, or a listing would fail on it."""
-    about = {"name", "summary", "source", "published"}
-    of_algorithm = {f.name for f in dataclasses.fields(Algorithm)} - {*about, *KINDS, "kl", "plan"}
-    of_plan = {f"plan.{f.name}" for f in dataclasses.fields(SamplingPlan)}
-
-    assert of_algorithm | of_plan == set(PHRASES)
-    for row in INSTALLED.values():
-        plain = settings(row)
-        assert all(phrase(key, plain[key]) for key in of_algorithm)
-        assert all(phrase(key, plain["plan"][key.partition(".")[2]]) for key in of_plan)
-    with pytest.raises(KeyError):
-        phrase("colour", 3)
 
 
 # ---------------------------------------------------------------- info

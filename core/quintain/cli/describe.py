@@ -1,4 +1,4 @@
-"""Algorithms as plain data and in words, and the differences between two of them. Needs no torch.
+"""Algorithms as plain data, and what sets two of them apart. Needs no torch.
 
 A setting has its name in the recipe, under ``[algorithm.args]``: ``objective``, ``objective.high``, ``kl``,
 ``plan.resample``.
@@ -8,47 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..interfaces.algorithm import KL, Algorithm
 from ..interfaces.pieces import KINDS, Piece
-
-Words = Callable[[Any], str]
-
-PHRASES: dict[str, Words] = {
-    "ratio_to": lambda policy: f"ratio to {policy}",
-    "epochs": lambda n: counted(n, "epoch"),
-    "minibatches": lambda n: counted(n, "minibatch"),
-    "mask_truncated": lambda on: "truncated samples left out" if on else "truncated samples trained",
-    "overlong": lambda share: (
-        f"overlong answers punished over the last {100 * share:g} %" if share else "length not punished"
-    ),
-    "reset_optimizer": lambda on: "optimizer reset before every batch" if on else "optimizer kept",
-    "float32_head": lambda on: "float32 head" if on else "head as precise as the rest",
-    "prune": lambda share: f"vocabulary pruned at {share:.3g} of the likeliest" if share else "whole vocabulary",
-    "services": lambda uses: "; ".join(f"service {slot} is {use}" for slot, use in uses.items()) or "no service",
-    "plan.resample": lambda way: {"none": "no resampling", "dynamic": "dynamic sampling", "active": "active sampling"}[
-        way
-    ],
-    "plan.attempts": lambda n: f"at most {counted(n, 'batch')} tried per step",
-    "plan.order": lambda way: {
-        "shuffled": "tasks shuffled",
-        "easy_to_hard": "tasks from easy to hard",
-        "hard_first": "tasks drawn by failure rate",
-    }[way],
-    "plan.drop_solved": lambda rate: "no task dropped" if rate is None else f"tasks dropped at success rate {rate:g}",
-    "plan.difficulty_samples": lambda n: (
-        f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter"
-    ),
-    "plan.difficulty_range": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
-    "plan.staleness": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
-    "plan.thinking_budget": lambda at: (
-        f"thinking budget of {at['min_tokens']:,} to {at['max_tokens']:,} tokens" if at else "no thinking budget"
-    ),
-}
-"""A value of a setting in words; pieces and the KL term have their own functions."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +28,6 @@ class Difference:
     setting: str
     left: Any
     right: Any
-
-    @property
-    def words(self) -> str:
-        """The difference as a sentence: "<left> instead of <right>"."""
-        kind = self.setting.partition(".")[0]
-        right = phrase(self.setting, self.right)
-        if kind in KINDS:  # the name of the setting appears once
-            right = right.removeprefix(f"{self.setting.replace('.', ' ')} ")
-        return f"{phrase(self.setting, self.left)} instead of {right}"
 
 
 def settings(algorithm: Algorithm) -> dict[str, Any]:
@@ -103,20 +59,6 @@ def differences(left: Algorithm, right: Algorithm) -> tuple[Difference, ...]:
         else:
             changes.append(Difference(setting=name, left=a, right=b))
     return tuple(changes)
-
-
-def phrase(setting: str, value: Any) -> str:
-    """*value* of *setting* in a few words."""
-    kind, _, argument = setting.partition(".")
-    if setting in PHRASES:
-        return PHRASES[setting](value)
-    if setting == "kl":
-        return kl_words(value)
-    if kind in KINDS and argument:
-        return f"{kind} {argument} {shown(value)}"
-    if kind in KINDS:
-        return f"{kind} {piece_words(value)}" if value else f"no {kind} piece"
-    raise KeyError(setting)
 
 
 def piece_words(piece: Piece | Mapping[str, Any], *, only: Mapping[str, Any] | None = None) -> str:
@@ -154,11 +96,6 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(shown, value))}]"
     return str(value)
-
-
-def counted(n: int, noun: str) -> str:
-    """*n* and the noun, in the plural if *n* is not 1."""
-    return f"{n} {noun}" if n == 1 else f"{n} {noun}{'es' if noun.endswith('batch') else 's'}"
 
 
 _ABOUT = ("name", "summary", "source", "published")

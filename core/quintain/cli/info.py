@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,6 @@ from .listing import Line, kind_of, line_of
 
 if TYPE_CHECKING:
     from ..interfaces.algorithm import Algorithm
-    from ..interfaces.pieces import Piece
     from ..registry.binding import Field, Signature
 
 RECIPE = {
@@ -133,23 +132,20 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
     from ..registry.binding import signature_of
     from .describe import kl_words, settings
 
-    plain = settings(algorithm)
     for f in signature.fields:
-        shown = _field(f)
-        inner: list[Field] = []
+        value, shown = f.default, _field(f)
         if f.name in KINDS:
-            piece: Piece | None = getattr(algorithm, f.name)
-            shown |= {"default": piece and piece.name, "shown": piece.name if piece else "none"}
-            doc = " ".join((piece.function.__doc__ or "").partition("\n\n")[0].split()) if piece else f.doc
-            yield shown | {"type": f"{f.name} piece", "doc": doc}
-            inner = list(signature_of(piece).fields) if piece else []
+            shown |= {
+                "type": f"{f.name} piece",
+                "default": value and value.name,
+                "shown": value.name if value else "none",
+            }
+            shown["doc"] = " ".join((value.function.__doc__ or "").partition("\n\n")[0].split()) if value else f.doc
         elif f.name in ("kl", "plan"):
-            table = getattr(algorithm, f.name)
-            yield shown | {"default": plain[f.name], "shown": kl_words(table) if f.name == "kl" else ""}
-            inner = list(signature_of(table).fields)
-        else:
-            yield shown
-        yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in inner)
+            shown |= {"default": settings(algorithm)[f.name], "shown": kl_words(value) if f.name == "kl" else ""}
+        yield shown
+        if value and f.name in (*KINDS, "kl", "plan"):
+            yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in signature_of(value).fields)
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
@@ -267,29 +263,19 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
     assert left.algorithm is not None
     assert right.algorithm is not None
     changes = differences(left.algorithm, right.algorithm)
-    names = left.line.name, right.line.name
     if as_json:
-        rows = [{"setting": d.setting, "left": d.left, "right": d.right, "words": d.words} for d in changes]
-        report = {"left": asdict(left.line), "right": asdict(right.line), "differences": rows}
+        report = {"left": asdict(left.line), "right": asdict(right.line), "differences": list(map(asdict, changes))}
         click.echo(json.dumps(report, indent=2, default=str))
         return 0
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     console = Console()
     for details in (left, right):
         console.print(Text.assemble((details.line.name, "bold cyan"), f"  {details.line.summary}"))
         console.print(Text(f"  {details.line.source}", style="dim"))
-    if not changes:
-        console.print("They do the same.")
-        return 0
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("setting", *names):
-        table.add_column(title, overflow="fold")
-    for d in changes:
-        table.add_row(Text(d.setting, style="cyan"), *(Text(cell(d.setting, value)) for value in (d.left, d.right)))
-    console.print(table)
+    rows = [(d.setting, cell(d.setting, d.left), cell(d.setting, d.right)) for d in changes]
+    console.print(_table(("setting", left.line.name, right.line.name), rows) if rows else "They do the same.")
     return 0
 
 
@@ -325,7 +311,6 @@ def print_details(details: Details) -> None:
     console, line = Console(), details.line
     owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
     console.print(Text.assemble((line.name, "bold cyan"), f"  {line.kind}{owner} ({line.origin})"))
-    published = details.more.get("published", {})
     for label, text in (
         ("", line.summary),
         ("source", line.source),
@@ -333,33 +318,32 @@ def print_details(details: Details) -> None:
         ("needs", ", ".join(line.needs)),
         ("licence", line.licence),
         ("controls", ", ".join(details.controls)),
-        ("published with", ", ".join(f"{key} {shown(value)}" for key, value in published.items())),
+        ("published with", shown(details.more.get("published", {}))),
         *(("note", note) for note in details.more.get("notes", ())),
     ):
         if text:
             console.print(Text(f"{label}: {text}" if label else text))
     if line.error:
         console.print(Text(f"error: {line.error}", style="red"))
-    if details.fields or details.needs:
-        console.print(_table(details))
-    names = [*(f["name"] for f in details.fields), *(n["parameter"] for n in details.needs)]
-    doc = without_parameters(details.doc, names)  # the table has them
-    if doc and details.algorithm is None and not line.error:
+        return
+    rows = [(f["name"], f["type"], f.get("shown", "required"), f["doc"]) for f in details.fields]
+    rows += [(n["parameter"], n["type"], f"[services.{n['slot']}]", "a service") for n in details.needs]
+    if rows:
+        console.print(_table(("field", "type", "default", "meaning"), rows))
+    doc = without_parameters(details.doc, [row[0] for row in rows])  # the table has them
+    if doc and details.algorithm is None:
         console.print(Text("\n" + doc, style="dim"))
-    if details.recipe and not line.error:
+    if details.recipe:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
 
 
-def _table(details: Details) -> Any:
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("field", "type", "default", "meaning"):
+    for title in titles:
         table.add_column(title, overflow="fold")
-    for f in details.fields:
-        default = f.get("shown", "required")
-        table.add_row(Text(f["name"], style="cyan"), Text(f["type"]), Text(default), Text(f["doc"]))
-    for n in details.needs:
-        table.add_row(Text(n["parameter"], style="cyan"), Text(n["type"]), f"\\[services.{n['slot']}]", "a service")
+    for first, *rest in rows:
+        table.add_row(Text(first, style="cyan"), *map(Text, rest))
     return table

@@ -25,15 +25,9 @@ STATISTICS = frozenset({"entropy", "square", "mean_logp"})
 """Statistics of one forward pass that a piece may read besides log-probs."""
 
 
-class Fits(Protocol):
-    """Checks a piece against the other settings of its algorithm."""
-
-    def __call__(self, algorithm: Any, /) -> str | None:
-        """A remark on a combination that runs but is easily misread, else ``None``.
-
-        Raises:
-            UsageError: the combination is invalid.
-        """
+Fits = Callable[[Any], "str | None"]
+"""Checks a piece against the other settings of its algorithm, the argument. Raises a `UsageError` if the combination is
+invalid; returns a remark on one that runs but is easily misread, else ``None``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -244,9 +244,8 @@ def _checked(
     values: dict[str, Any] = {}
     for key, value in args.items():
         if key in fields:
-            before = len(faults)
             typed = _typed(fields[key], value, who, faults)
-            if len(faults) == before:
+            if typed is not MISSING:
                 values[key] = typed
         elif key in slots:
             faults.append(
@@ -283,6 +282,7 @@ def _as_constant(component: Any, key: str) -> str:
 
 
 def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
+    """*value* as the type of *field*; `MISSING` after a fault."""
     if field.type is MISSING or field.type is Any:
         return value
     if isinstance(field.type, str):
@@ -312,7 +312,7 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
             place = ".".join(str(x) for x in (field.name, *error["loc"]))
             message = error["msg"][0].lower() + error["msg"][1:]
             faults.append(f"{who}: {place} is {error['input']!r}; expected {expected} ({message})")
-    return None
+    return MISSING
 
 
 def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, faults: list[str]) -> dict[str, Any]:
