@@ -80,7 +80,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The samples of one step, taken up together.
+    """The samples of one step.
 
     Attributes:
         samples: valid ones only; failed samples left before.

@@ -245,7 +245,7 @@ class Learner:
 
     def logprobs(self, batch: Batch, *, policy: Literal["theta", "ref"] = "theta") -> Tensor:
         """Log-probs of all trained tokens at the batch's temperature, [N], in the order of samples, sequences and
-        places.
+        positions.
         """
         return self.scorer.score(FlatTokens(batch=batch), range(len(batch.samples)), policy)["logp"]
 

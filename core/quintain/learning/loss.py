@@ -108,7 +108,7 @@ class MinibatchLoss:
         Args:
             observe: record metrics and complete prox: true in the pass to learn from, false in line searches.
         """
-        # Micro-batches reorder samples: `places` finds what is known of each of their tokens in the batch.
+        # Micro-batches reorder samples: `positions` finds what is known of each of their tokens in the batch.
         positions = micro.positions.to(self.scorer.device)
         statistics = self._statistics(micro, positions, freeze=self.first and observe)
         if observe:

@@ -25,13 +25,13 @@ class LossInputs:
     Attributes:
         logp: under theta, with gradient, [N].
         mu_logp: under the sampler, at each token's own version, [N].
-        prox_logp: under the learner when the batch was taken up, [N].
+        prox_logp: under the learner before the first update of the batch, [N].
         ref_logp: under ref, [N]; ``None`` unless the KL term is on or a piece reads ``ref``.
         advantage: [N].
         entropy: of theta, in nats, [N]; with gradient where the piece reads it.
         sample: which sample each token belongs to, [N], from 0 without gaps.
         group: which group each sample belongs to, [S], from 0 without gaps.
-        ratio_to: what ratios are taken to.
+        ratio_to: the policy in the denominator of ratios.
         statistics: further statistics that pieces asked for, each [N]; for ``top`` also ``top_logp`` and
             ``prox_top_logp``, the log-probs under theta and prox of prox's likeliest tokens, [N, K], and
             ``prox_top_has``, whether the sampled token is one of these.

@@ -17,7 +17,7 @@ from .batch import Batch, Sample
 
 @dataclass(frozen=True, kw_only=True)
 class FlatTokens:
-    """The trained tokens of a whole batch, flat, in the order of samples, sequences and places. [N]."""
+    """The trained tokens of a whole batch, flat, in the order of samples, sequences and positions. [N]."""
 
     batch: Batch
 
@@ -43,7 +43,7 @@ class FlatTokens:
         return list(accumulate((sample.tokens for sample in self.batch.samples), initial=0))
 
     def of(self, indices: Sequence[int]) -> Tensor:
-        """Flat places of the tokens of some samples, in their order."""
+        """Flat positions of the tokens of some samples, in their order."""
         spans = [torch.arange(self.starts[i], self.starts[i + 1]) for i in indices]
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 
@@ -64,10 +64,10 @@ class MicroBatch:
     """Samples whose terms are computed together.
 
     Attributes:
-        prefix_groups: rows of its samples; what a prefix group shares at the start is computed once.
+        prefix_groups: rows of its samples; a common prefix is computed once.
         sample: local sample of each token, [N].
         group: local group of each sample, [S].
-        positions: flat places of the tokens in the batch's `FlatTokens`, [N].
+        positions: flat positions of the tokens in the batch's `FlatTokens`, [N].
     """
 
     prefix_groups: tuple[PrefixGroup, ...]
@@ -92,7 +92,7 @@ class MicroBatch:
 
 def _prefix_group(samples: Sequence[Sample]) -> PrefixGroup:
     return [
-        TokenSequence(sequence.ids, [place for place, trains in enumerate(sequence.mask) if trains])
+        TokenSequence(sequence.ids, [at for at, trains in enumerate(sequence.mask) if trains])
         for sample in samples
         for sequence in sample.sequences
         if any(sequence.mask)

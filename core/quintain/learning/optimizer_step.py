@@ -1,7 +1,8 @@
 """One update as an optimizer sees it: parameters, a loss that is a weighted sum, its gradient.
 
-The learner's own optimizer is AdamW. A row that names an ``update`` piece changes the parameters its own way (a natural
-gradient, a line search): the piece gets an `OptimizerStep`, changes the parameters once and returns metrics.
+The learner's own optimizer is AdamW. An algorithm that names an ``optimizer_step`` piece changes the parameters its own
+way (a natural gradient, a line search): the piece gets an `OptimizerStep`, changes the parameters once and returns
+metrics.
 """
 
 from __future__ import annotations

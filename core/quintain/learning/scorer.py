@@ -133,7 +133,7 @@ class Scorer:
         """Statistics [N] of the tokens of some samples, NaN (or 0) at the others.
 
         Args:
-            safe: the only tokens that count at each place, as bits; chosen by the algorithm's threshold where ``None``.
+            safe: the only tokens that count at each position, as bits; ``None`` prunes by the algorithm's threshold.
         """
         scores: dict[str, Tensor] = {}
         options: dict[str, Any] = {"temperature": flat_tokens.batch.temperature}

@@ -1,14 +1,13 @@
-"""Training forward passes: rows of tokens to hidden states at the positions whose log-probs are needed.
+"""Training forward passes: rows (sequences) of tokens to hidden states at the positions whose log-probs are needed.
 
 Layouts:
-    shared: over the layers of `Decoder`. The common prefix of the rows of a prefix group is computed once and read by
-    all of
-        them; gradients flow back through it. Linear layers see no padding, attention only what a micro-batch needs.
+    shared: over the layers of `Decoder`. The common prefix of a prefix group is computed once and read by all its rows;
+        gradients flow back through it. Linear layers see no padding, attention only what a micro-batch needs.
     bucketed: the module's own forward over right-padded rows.
     packed: the module's own forward over one row whose position ids restart, for attention kernels of variable length.
 
-Shapes: F flat tokens, N places, D hidden size, M prefix groups, G rows of a prefix group, P tokens of a common prefix,
-T tokens of a rest, H query heads, K key heads, E head size.
+Shapes: F flat tokens, N positions, D hidden size, M prefix groups, G rows of a group, P tokens of a common prefix, T
+tokens of a rest, H query heads, K key heads, E head size.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Layout = Literal["shared", "bucketed", "packed"]
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Token ids, and the places (from 1, increasing) whose log-probs are needed."""
+    """Token ids, and the positions (from 1, increasing) whose log-probs are needed."""
 
     ids: Sequence[int]
     positions: Sequence[int]
@@ -75,9 +74,9 @@ class Forward:
             module.train()
 
     def statistics(self, prefix_groups: Sequence[PrefixGroup], **options: Any) -> Statistics:
-        """Statistics at all places, in the order of prefix groups, rows and places; options as in `head.statistics`."""
+        """Statistics at all positions, in the order of groups, rows and positions; options as in `head.statistics`."""
         hidden_ND = self.hidden(prefix_groups)
-        targets = [row.ids[place] for prefix_group in prefix_groups for row in prefix_group for place in row.positions]
+        targets = [row.ids[p] for group in prefix_groups for row in group for p in row.positions]
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
         # Autocast would choose the type of the product with the head; here the option `math` alone does.
         with torch.autocast(hidden_ND.device.type, enabled=False):
@@ -92,11 +91,11 @@ class Forward:
         return head.weight
 
     def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
-        """Hidden states [N, D] that predict the tokens at all places, after the last norm."""
+        """Hidden states [N, D] that predict the tokens at all positions, after the last norm."""
         if self.layout == "shared":
             assert self.decoder is not None
             return _shared_hidden(self.decoder, PrefixLayout.of(prefix_groups, self.decoder.device), self.checkpointing)
-        rows = [row for prefix_group in prefix_groups for row in prefix_group]
+        rows = [row for group in prefix_groups for row in group]
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
     def cost(self, prefix_group: PrefixGroup) -> int:
@@ -157,7 +156,7 @@ class Forward:
         mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
         # Without padding no mask is passed: attention kernels are faster with plain causality.
         hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
-        at = [r * longest + place - 1 for r, row in enumerate(rows) for place in row.positions]
+        at = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(0, torch.tensor(at, dtype=torch.long, device=device))
 
     def _packed(self, rows: Sequence[TokenSequence]) -> Tensor:
@@ -165,7 +164,7 @@ class Forward:
         ids = [i for row in rows for i in row.ids[:-1]]
         positions = [p for row in rows for p in range(len(row.ids) - 1)]
         starts = accumulate((len(row.ids) - 1 for row in rows), initial=0)
-        at = [start + place - 1 for start, row in zip(starts, rows, strict=False) for place in row.positions]
+        at = [start + p - 1 for start, row in zip(starts, rows, strict=False) for p in row.positions]
         ids_1F, positions_1F = (torch.tensor([x], device=device) for x in (ids, positions))
         hidden_FD = self._body(input_ids=ids_1F, position_ids=positions_1F)[0]
         return hidden_FD.index_select(0, torch.tensor(at, dtype=torch.long, device=device))
@@ -190,7 +189,7 @@ class Padding:
 
     Attributes:
         shape: of the block.
-        block_to_flat: for each place of the block its flat token, 0 in the padding.
+        block_to_flat: for each cell of the block its flat token, 0 in the padding.
         flat_to_block: the inverse.
         real: boolean, of shape *shape*; like both gathers ``None`` where nothing is padded.
     """
@@ -234,7 +233,7 @@ class Padding:
 
 class _Rearrange(torch.autograd.Function):
     """A gather whose gradient is the inverse gather: autograd would scatter with additions, which is slower and, on a
-    GPU, in no fixed order. Copies in padded places carry no gradient, since attention masks them.
+    GPU, in no fixed order. Copies in padded positions carry no gradient, since attention masks them.
     """
 
     @staticmethod
@@ -250,15 +249,13 @@ class _Rearrange(torch.autograd.Function):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefixLayout:
-    """Order of a micro-batch's tokens: first the common prefixes ("starts") of all prefix groups, then the rests of all
-    rows.
+    """Order of a micro-batch's tokens: first the common prefixes ("starts") of all groups, then the rests of all rows.
 
     Attributes:
         ids, positions: of the flat tokens, [F].
         starts: number of flat tokens in common prefixes.
-        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no prefix group has a common
-            prefix.
-        asked: index of the flat token that predicts each place, [N].
+        start, rest: paddings of the two parts; *start* is [M, 1, P], ``None`` where no group has a common prefix.
+        asked: index of the flat token that predicts each position, [N].
     """
 
     ids: Tensor
@@ -269,27 +266,24 @@ class PrefixLayout:
     asked: Tensor
 
     @classmethod
-    def of(cls, prefix_groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
-        shared = [shared_start(prefix_group) for prefix_group in prefix_groups]
+    def of(cls, groups: Sequence[PrefixGroup], device: torch.device) -> PrefixLayout:
+        shared = [shared_start(group) for group in groups]
         if not any(shared):  # rows alone need no mask beyond causality, for which attention has a faster kernel
-            prefix_groups, shared = [[row] for prefix_group in prefix_groups for row in prefix_group], []
+            groups, shared = [[row] for group in groups for row in group], []
         # The last token of a row predicts nothing that trains, so it is left out everywhere below.
-        common = shared or [0] * len(prefix_groups)
-        ids = [i for n, prefix_group in zip(shared, prefix_groups, strict=False) for i in prefix_group[0].ids[:n]]
+        common = shared or [0] * len(groups)
+        ids = [i for n, group in zip(shared, groups, strict=False) for i in group[0].ids[:n]]
         positions = [p for n in shared for p in range(n)]
         starts, begin = len(ids), 0
         asked: list[int] = []
-        for n, prefix_group in zip(common, prefix_groups, strict=True):
-            for row in prefix_group:
-                # The token before place p predicts it: in the common prefix as long as p <= n, else in the row's rest.
+        for n, group in zip(common, groups, strict=True):
+            for row in group:
+                # The token before position p predicts it: in the common prefix if p <= n, else in the row's rest.
                 asked.extend(begin + p - 1 if p <= n else len(ids) + p - 1 - n for p in row.positions)
                 ids.extend(row.ids[n:-1])
                 positions.extend(range(n, len(row.ids) - 1))
             begin += n
-        lengths = [
-            [len(row.ids) - 1 - n for row in prefix_group]
-            for n, prefix_group in zip(common, prefix_groups, strict=True)
-        ]
+        lengths = [[len(row.ids) - 1 - n for row in group] for n, group in zip(common, groups, strict=True)]
         return cls(
             ids=torch.tensor(ids, dtype=torch.long, device=device),
             positions=torch.tensor(positions, dtype=torch.long, device=device),
@@ -301,7 +295,7 @@ class PrefixLayout:
 
 
 def _shared_hidden(decoder: Decoder, plan: PrefixLayout, checkpointing: bool) -> Tensor:
-    """Hidden states [N, D] that predict the places of *plan*."""
+    """Hidden states [N, D] that predict the positions of *plan*."""
     hidden_FD = decoder.embed(plan.ids)
     cos_FE, sin_FE = decoder.rotary(plan.positions, hidden_FD.dtype)
     mask = _rest_mask(plan, hidden_FD.dtype)

@@ -44,7 +44,7 @@ CACHE_BYTES = 2**31
 """Memory for keys and values beyond which a batch is decoded in several parts."""
 
 _log = logging.getLogger(__name__)
-_WORKER: ContextVar[object] = ContextVar("quintain-player", default=None)
+_EPISODE: ContextVar[object] = ContextVar("quintain-episode", default=None)
 
 
 class EmbeddedEngine(TokenEngine):
@@ -85,30 +85,37 @@ class EmbeddedEngine(TokenEngine):
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.
         """
-        _check_settings(slots, context, patience)
+        self._configure(slots, context, reproducible, patience)
         loaded = load_model(model, dtype=dtype, device=device)
-        self._reproducible, self._patience = reproducible, patience
-        self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module), slots=slots, context=context)
+        self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 
-    def _open(
-        self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None, *, slots: int, context: int | None
-    ) -> None:
+    def _configure(self, slots: int, context: int | None, reproducible: bool, patience: float) -> None:
+        if slots < 1:
+            raise UsageError(f"slots is {slots}; the embedded engine expects a whole number from 1 up")
+        if context is not None and context < 2:
+            raise UsageError(
+                f"context is {context}; the embedded engine expects a whole number from 2 up (a prompt and a reply), "
+                "or none for what the model was built for"
+            )
+        if not patience > 0:
+            raise UsageError(f"patience is {patience}; the embedded engine expects a number of seconds above 0")
+        self._slots, self._longest = Slots(slots), context
+        self._reproducible, self._patience = reproducible, patience
+
+    def _open(self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None) -> None:
         self._module, self.tokenizer, self._snapshot = module, tokenizer, snapshot
-        built_for = context_of(module)
-        self.context = min(context or built_for, built_for)
-        self.version = 0
-        self.stalls = 0
+        supported = context_of(module)
+        self.context = min(self._longest or supported, supported)
+        self.version = self.stalls = 0
         self._forward: DecodingForward = choose_forward(module, self.context)
-        self._slots = Slots(slots)
         self._queue: list[Request] = []
         self._scores: list[ScoreRequest] = []
         self._matchers: dict[tuple[str, ...], StopStrings] = {}
         self._live = 0
         self._driver: asyncio.Task[None] | None = None
-        self._changed = asyncio.Event()
-        self._overslept = False
-        self._round_over = asyncio.Event()
+        self._changed, self._round_over = asyncio.Event(), asyncio.Event()
         self._round_over.set()
+        self._overslept = False
 
     @classmethod
     def sharing(
@@ -131,11 +138,10 @@ class EmbeddedEngine(TokenEngine):
         Raises:
             UsageError: a setting is out of range.
         """
-        _check_settings(slots, context, patience)
-        snapshot = Snapshot.needed(module, dtype)
         engine = cls.__new__(cls)
-        engine._reproducible, engine._patience = reproducible, patience
-        engine._open(module if snapshot is None else snapshot.module, tokenizer, snapshot, slots=slots, context=context)
+        engine._configure(slots, context, reproducible, patience)
+        snapshot = Snapshot.needed(module, dtype)
+        engine._open(module if snapshot is None else snapshot.module, tokenizer, snapshot)
         return engine
 
     @staticmethod
@@ -213,11 +219,11 @@ class EmbeddedEngine(TokenEngine):
     def register(self) -> Iterator[None]:
         """Announce a live episode, for which a reproducible engine waits."""
         self._live += 1
-        worker = _WORKER.set(object())
+        token = _EPISODE.set(object())
         try:
             yield
         finally:
-            _WORKER.reset(worker)
+            _EPISODE.reset(token)
             self._live -= 1
             self._wake()
 
@@ -253,7 +259,7 @@ class EmbeddedEngine(TokenEngine):
             order=(sampling.seed is None, sampling.seed or 0, tuple(ids)),
             random=Random(seed),  # uses the whole seed; torch's generator keeps 32 bits of it
             future=asyncio.get_running_loop().create_future(),
-            worker=_WORKER.get(),
+            episode=_EPISODE.get(),
         )
 
     def _wake(self) -> None:
@@ -296,10 +302,10 @@ class EmbeddedEngine(TokenEngine):
             self._rest()
 
     def _may_step(self) -> bool:
-        asked = [*self._queue, *self._running()]
+        requests = [*self._queue, *self._running()]
         if not self._reproducible or self._overslept:
-            return bool(asked)
-        return bool(asked) and len({r.worker for r in asked} - {None}) >= self._live
+            return bool(requests)
+        return bool(requests) and len({r.episode for r in requests} - {None}) >= self._live
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -464,18 +470,6 @@ class EmbeddedEngine(TokenEngine):
     def _clear(self) -> None:
         self._queue, self._scores = [], []
         self._slots = Slots(len(self._slots.rows))
-
-
-def _check_settings(slots: int, context: int | None, patience: float) -> None:
-    if slots < 1:
-        raise UsageError(f"slots is {slots}; the embedded engine expects a whole number from 1 up")
-    if context is not None and context < 2:
-        raise UsageError(
-            f"context is {context}; the embedded engine expects a whole number from 2 up (a prompt and a reply), "
-            "or none for what the model was built for"
-        )
-    if not patience > 0:
-        raise UsageError(f"patience is {patience}; the embedded engine expects a number of seconds above 0")
 
 
 class _WithoutGradients:

@@ -28,6 +28,7 @@ class Request:
         stop_ids, stops: tokens and strings that end it.
         order: sort key among waiting requests.
         random: gives one number per token, so the n-th token depends on the seed and its logits alone.
+        episode: that it belongs to, if one was registered.
         tokens, logps, versions: the reply so far; equal lengths.
     """
 
@@ -39,7 +40,7 @@ class Request:
     order: tuple[object, ...]
     random: Random
     future: asyncio.Future[Sampled]
-    worker: object = None
+    episode: object = None
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
