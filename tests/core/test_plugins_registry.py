@@ -11,6 +11,7 @@ from quintain.cli.listing import kind_of
 from quintain.errors import PluginError, UnknownNameError
 from quintain.registry.discovery import GROUPS, Component, discover
 from quintain.registry.lookup import Registry, current, isolated, load
+from quintain.registry.pieces import find
 
 
 def component(name: str, target: str = "json:loads", distribution: str = "one", **more: str) -> Component:
@@ -159,6 +160,15 @@ def test_local_object_hides_an_installed_one() -> None:
     registry.add("reward", "x", max)
 
     assert max is registry.load("reward", "x")
+
+
+def test_a_known_plugin_that_is_not_installed() -> None:
+    """The error for an algorithm of this repository names its distribution; that for a piece names those with more."""
+    with isolated(keep=["quintain"]):
+        with pytest.raises(UnknownNameError, match="'cispo' is in a plugin .*: pip install quintain-algorithms"):
+            load("algorithm", "cispo")
+        with pytest.raises(UnknownNameError, match="more come with: pip install quintain-algorithms"):
+            find("objective", "no_such_objective")
 
 
 def test_groups_are_the_contract() -> None:
