@@ -33,11 +33,11 @@ class PolicyLearner(Protocol):
     """What a run needs of a learner. A step is `batch`, `prepare`, `compute_advantages`, `step`; then the engine takes
     the `weights`.
 
-    A run builds it as ``kind(module, row, **settings)`` with the settings of the recipe's ``[learner]``.
+    A run builds it as ``kind(module, algorithm, **settings)`` with the settings of the recipe's ``[learner]``.
 
     Attributes:
         module: what is trained; a checkpoint reads its configuration and its parameters.
-        algorithm: the algorithm, with services once `serve` was called.
+        algorithm: its pieces have their services once `serve` was called.
         version: of the weights; each `step` publishes one more.
     """
 
