@@ -101,24 +101,24 @@ class Sides:
         rows = [p for p in prompts for _ in range(case.group_size)]
         return rows, [rng.randint(case.low, case.high) for _ in rows]
 
-    def sample(self, rows: Sequence[list[int]], wanted: Sequence[int], slots: int) -> int:
+    def sample(self, rows: Sequence[list[int]], counts: Sequence[int], slots: int) -> int:
         """Tokens sampled by the engine with *slots* rows."""
         import asyncio
 
         from quintain.types.sampling import Sampling
 
         async def run() -> int:
-            jobs = enumerate(zip(rows, wanted, strict=True))
+            jobs = enumerate(zip(rows, counts, strict=True))
             tries = [self.engines[slots].sample(p, Sampling(max_tokens=n, seed=i)) for i, (p, n) in jobs]
             return sum(len(s.ids) for s in await asyncio.gather(*tries))
 
         return asyncio.run(run())
 
-    def generate(self, rows: Sequence[list[int]], wanted: Sequence[int], batch: int) -> int:
+    def generate(self, rows: Sequence[list[int]], counts: Sequence[int], batch: int) -> int:
         """Tokens asked for; every batch runs to its longest."""
         torch, done = self.torch, 0
         for at in range(0, len(rows), batch):
-            part, lengths = rows[at : at + batch], list(wanted[at : at + batch])
+            part, lengths = rows[at : at + batch], list(counts[at : at + batch])
             ids = torch.tensor(part, device=self.model.device)
             new = max(lengths)
             with torch.inference_mode():
@@ -139,13 +139,13 @@ class Sides:
 
     def timed(self, side: str, batch: int, round_: int) -> dict[str, Any]:
         """One side's round."""
-        rows, wanted = self.work(round_)
+        rows, counts = self.work(round_)
         began, burnt = time.perf_counter(), time.process_time()
-        tokens = (self.sample if side == "engine" else self.generate)(rows, wanted, batch)
+        tokens = (self.sample if side == "engine" else self.generate)(rows, counts, batch)
         if self.model.device.type == "cuda":
             self.torch.cuda.synchronize()
         seconds, cpu = time.perf_counter() - began, time.process_time() - burnt
-        assert tokens == sum(wanted), (tokens, sum(wanted))
+        assert tokens == sum(counts), (tokens, sum(counts))
         return {"seconds": seconds, "cpu": cpu, "tokens": tokens, "per_second": tokens / seconds}
 
 

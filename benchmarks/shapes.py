@@ -81,9 +81,9 @@ def _tokenizer(words: Sequence[str]):  # type: ignore[no-untyped-def]
     )
     core.train_from_iterator([" ".join(words[i : i + 50]) for i in range(0, len(words), 50)], trainer)
     assert core.get_vocab_size() == VOCABULARY, core.get_vocab_size()
-    made = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    made.chat_template = TEMPLATE
-    return made
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+    wrapped.chat_template = TEMPLATE
+    return wrapped
 
 
 def _prompts(tokenizer, rng: random.Random, words: Sequence[str]) -> list[str]:  # type: ignore[no-untyped-def]

@@ -91,13 +91,13 @@ def main(study: Study, argv: Sequence[str] | None = None) -> Report:
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run? Writes to a temporary folder")
     parser.add_argument("--seeds", type=int, help=f"how many seeds (default: {SEEDS})")
     parser.add_argument("--out", type=Path, help="where figure and JSON go (default: docs/experiments)")
-    found = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)  # the tables are tiny: a second thread would only wait
-    seeds = range(found.seeds or (QUICK_SEEDS if found.quick else SEEDS))
+    seeds = range(args.seeds or (QUICK_SEEDS if args.quick else SEEDS))
     began = time.perf_counter()
-    report = study(seeds, found.quick)
+    report = study(seeds, args.quick)
     seconds = time.perf_counter() - began
-    out = found.out or (Path(tempfile.mkdtemp(prefix="quintain-study-")) if found.quick else PAGES)
+    out = args.out or (Path(tempfile.mkdtemp(prefix="quintain-study-")) if args.quick else PAGES)
     out.mkdir(parents=True, exist_ok=True)
     words = list(sys.argv[1:] if argv is None else argv)
     command = " ".join(["python", "-m", f"experiments.{name}", *words])
@@ -145,10 +145,14 @@ def table(report: Report) -> list[str]:
     return [*lines, *report.notes]
 
 
-def shown(found: Interval) -> str:
+def shown(interval: Interval) -> str:
     """``0.512 | 0.497 to 0.527``."""
-    ends = f"{found.low:.4g} to {found.high:.4g}" if found.low is not None and found.high is not None else "one seed"
-    return f"{found.value:.4g} | {ends}"
+    ends = (
+        f"{interval.low:.4g} to {interval.high:.4g}"
+        if interval.low is not None and interval.high is not None
+        else "one seed"
+    )
+    return f"{interval.value:.4g} | {ends}"
 
 
 def differences(one: Line, other: Line, index: int = -1) -> list[float]:
@@ -164,16 +168,16 @@ def picture(report: Report, footer: str) -> bytes:
     def paint(figure: Any) -> None:
         figure.get_layout_engine().set(rect=(0, 0.06 / rows, 1, 1 - 0.06 / rows))  # room for the footer
         panels = figure.subplots(rows, columns, squeeze=False).flat
-        for held, panel in zip(report.panels, panels, strict=False):
-            for line, colour in zip(held.lines, COLOURS * 3, strict=False):
+        for report_panel, panel in zip(report.panels, panels, strict=False):
+            for line, colour in zip(report_panel.lines, COLOURS * 3, strict=False):
                 _paint(panel, line, colour)
-            for label, height in held.marks.items():
+            for label, height in report_panel.marks.items():
                 panel.axhline(height, color="#4a4f57", lw=0.8, ls=":", label=label)
-            panel.set_title(held.title)
-            panel.set_xlabel(held.xlabel)
-            if held.log_x:
+            panel.set_title(report_panel.title)
+            panel.set_xlabel(report_panel.xlabel)
+            if report_panel.log_x:
                 panel.set_xscale("log", base=2)
-            if held.log_y:
+            if report_panel.log_y:
                 panel.set_yscale("log")
             panel.legend(fontsize=7.5)
         for empty in list(panels):
@@ -184,19 +188,23 @@ def picture(report: Report, footer: str) -> bytes:
 
 
 def _paint(panel: Any, line: Line, colour: str) -> None:
-    found = [line.interval(i) for i in range(len(line.x))]
-    low = [f.value if f.low is None else f.low for f in found]
-    high = [f.value if f.high is None else f.high for f in found]
+    intervals = [line.interval(i) for i in range(len(line.x))]
+    low = [f.value if f.low is None else f.low for f in intervals]
+    high = [f.value if f.high is None else f.high for f in intervals]
     shade_between(panel, line.x, low, high, colour)
     marker = "o" if len(line.x) < 12 else None
     panel.plot(
-        line.x, [f.value for f in found], line.style, color=colour, lw=1.6, ms=3, marker=marker, label=line.label
+        line.x, [f.value for f in intervals], line.style, color=colour, lw=1.6, ms=3, marker=marker, label=line.label
     )
 
 
 def _bands(line: Line) -> dict[str, list[float | None]]:
-    found = [line.interval(i) for i in range(len(line.x))]
-    ends = {"mean": [f.value for f in found], "low": [f.low for f in found], "high": [f.high for f in found]}
+    intervals = [line.interval(i) for i in range(len(line.x))]
+    ends = {
+        "mean": [f.value for f in intervals],
+        "low": [f.low for f in intervals],
+        "high": [f.high for f in intervals],
+    }
     return {name: [None if v is None else float(f"{v:.6g}") for v in values] for name, values in ends.items()}
 
 

@@ -89,10 +89,10 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         log_y=True,
     )
     with tempfile.TemporaryDirectory(prefix="quintain-mismatch-") as place:
-        found = _runs(Path(place), list(seeds)[:RUNS], quick)
-        curves = [_curve(recipe_result) for recipe_result in found]
-        names = [s.name for s in found]
-        mismatch = [[_mismatch(r.folder) for r in s.runs] for s in found]
+        recipe_results = _runs(Path(place), list(seeds)[:RUNS], quick)
+        curves = [_curve(recipe_result) for recipe_result in recipe_results]
+        names = [s.name for s in recipe_results]
+        mismatch = [[_mismatch(r.folder) for r in s.runs] for s in recipe_results]
     learning = Panel(title="mean reward of training samples, by tenth of the run", xlabel="tenth", lines=curves)
     by_name = dict(zip(names, curves, strict=True))
     contrasts = {
@@ -199,8 +199,8 @@ def _over(one: Line, other: Line) -> list[float]:
 
 
 def _mismatch(folder: Path) -> float:
-    found = [m["mismatch.mean"] for m in RunFolder(folder, lock=False).metrics() if m.get("mismatch.mean") is not None]
-    return sum(found) / len(found)
+    means = [m["mismatch.mean"] for m in RunFolder(folder, lock=False).metrics() if m.get("mismatch.mean") is not None]
+    return sum(means) / len(means)
 
 
 if __name__ == "__main__":

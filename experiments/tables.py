@@ -92,10 +92,10 @@ class Played:
 
     def groups(self) -> dict[int, list[int]]:
         """Samples by group, in order."""
-        found: dict[int, list[int]] = {}
+        by_group: dict[int, list[int]] = {}
         for i, number in enumerate(self.group.tolist()):
-            found.setdefault(number, []).append(i)
-        return found
+            by_group.setdefault(number, []).append(i)
+        return by_group
 
     def batch(self, longest: int) -> Batch:
         """As the learner's pieces see it."""
@@ -233,9 +233,9 @@ def _loss(
         group=torch.tensor([groups[int(played.group[i])] for i in part]),
         ratio_to=algorithm.ratio_to,
     )
-    found = weighted_loss(algorithm, terms, pick(weight_S[played.owner]))
-    shares = {name: float(value.double().mean()) for name, value in found.diagnostics.items()}
-    return found.loss, {**shares, "correction": float(found.correction.mean())}
+    weighted = weighted_loss(algorithm, terms, pick(weight_S[played.owner]))
+    shares = {name: float(value.double().mean()) for name, value in weighted.diagnostics.items()}
+    return weighted.loss, {**shares, "correction": float(weighted.correction.mean())}
 
 
 def accepted(algorithm: Algorithm, played: Played) -> Played | None:

@@ -1,4 +1,4 @@
-"""What is compared: made-up rollouts, and for each algorithm our algorithm and TRL's settings, every value explicit.
+"""What is compared: made-up rollouts, and for each case our algorithm and TRL's settings, every value explicit.
 
 Plain data, so that both sides read the same: needs neither torch nor Quintain.
 """
@@ -119,7 +119,7 @@ def replies(*, observations: bool) -> list[Reply]:
     lengths = ((3, 10, 6, 9), (1, 5, 8, 4), (10, 2, 7, 5), (6, 6, 3, 8))
     rewards = ((1.0, 0.0, 0.5, 0.0), (0.0, 1.0, 1.0, 0.0), (1.0, 0.0, 0.25, 0.0), (1.0, 1.0, 1.0, 1.0))
     seen = {(1, 2): (3, 4), (2, 2): (2,)} if observations else {}
-    found = []
+    built = []
     for group, sizes in enumerate(lengths):
         prompt = tuple(rng.randrange(PAD) for _ in range(3 + group % 3))
         for sample, size in enumerate(sizes):
@@ -128,25 +128,25 @@ def replies(*, observations: bool) -> list[Reply]:
                 ids[-1] = EOS
             trained = tuple(place not in seen.get((group, sample), ()) for place in range(size))
             reward = rewards[group][sample]
-            found.append(Reply(prompt=prompt, ids=tuple(ids), trained=trained, reward=reward, group=group))
-    return found
+            built.append(Reply(prompt=prompt, ids=tuple(ids), trained=trained, reward=reward, group=group))
+    return built
 
 
 def pairs() -> list[tuple[Reply, Reply]]:
     """The best and the worst reply of each group that has a best one."""
-    held = replies(observations=False)
-    groups = [[r for r in held if r.group == g] for g in range(held[-1].group + 1)]
-    found = [(max(g, key=lambda r: r.reward), min(g, key=lambda r: r.reward)) for g in groups]
-    return [(best, worst) for best, worst in found if best.reward > worst.reward]
+    sampled = replies(observations=False)
+    groups = [[r for r in sampled if r.group == g] for g in range(sampled[-1].group + 1)]
+    extremes = [(max(g, key=lambda r: r.reward), min(g, key=lambda r: r.reward)) for g in groups]
+    return [(best, worst) for best, worst in extremes if best.reward > worst.reward]
 
 
-def _batch_scale(held: Sequence[Reply], epsilon: float = 1e-4) -> float:
+def _batch_scale(sampled: Sequence[Reply], epsilon: float = 1e-4) -> float:
     """TRL's batch-scaled advantages over those of `batch_norm`: the spread of the group-centred rewards, ddof 0, over
     that of the rewards themselves, ddof 1.
     """
-    rewards = [r.reward for r in held]
-    means = {g: statistics.fmean(r.reward for r in held if r.group == g) for g in {r.group for r in held}}
-    centred = [r.reward - means[r.group] for r in held]
+    rewards = [r.reward for r in sampled]
+    means = {g: statistics.fmean(r.reward for r in sampled if r.group == g) for g in {r.group for r in sampled}}
+    centred = [r.reward - means[r.group] for r in sampled]
     return (statistics.pstdev(centred) + epsilon) / (statistics.stdev(rewards) + epsilon)
 
 
@@ -176,7 +176,7 @@ CASES: tuple[Case, ...] = (
         trainer="grpo",
         settings={"loss_type": "grpo", "epsilon": 0.2, "scale_rewards": "group", **PLAIN_KL},
         says=("grpo, ddof 1", "loss_type grpo, beta 0.04"),
-        note="beta 0; with beta > 0 the KL term is multiplied by the ratio (next algorithm)",
+        note="beta 0; with beta > 0 the KL term is multiplied by the ratio (next row)",
         active=(*CLIP, "kl.ref.k3"),
     ),
     Case(

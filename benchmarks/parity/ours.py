@@ -66,9 +66,9 @@ class Jump:
 
 def model(folder: Path, state: State, dtype: torch.dtype) -> Any:
     """The model of *folder* with other weights."""
-    made = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype)
-    made.load_state_dict(dict(state))
-    return exact(made) if dtype == torch.float64 else made
+    loaded = Qwen3ForCausalLM.from_pretrained(folder, dtype=dtype)
+    loaded.load_state_dict(dict(state))
+    return exact(loaded) if dtype == torch.float64 else loaded
 
 
 def algorithm_of(case: Case) -> Algorithm:
@@ -78,13 +78,13 @@ def algorithm_of(case: Case) -> Algorithm:
 
 
 def sequence(reply: Reply, logps: Sequence[float] = ()) -> TrainingSequence:
-    """One algorithm for the learner; *logps* are the sampler's, one for each of the reply's tokens."""
+    """One training sequence for the learner; *logps* are the sampler's, one for each of the reply's tokens."""
     before = len(reply.prompt)
-    given = logps or [0.0] * len(reply.ids)
+    sampler_logps = logps or [0.0] * len(reply.ids)
     return TrainingSequence(
         ids=reply.prompt + reply.ids,
         mask=(False,) * before + reply.trained,
-        logps=(0.0,) * before + tuple(x if t else 0.0 for x, t in zip(given, reply.trained, strict=True)),
+        logps=(0.0,) * before + tuple(x if t else 0.0 for x, t in zip(sampler_logps, reply.trained, strict=True)),
         versions=(-1,) * before + tuple(0 if t else -1 for t in reply.trained),
     )
 
@@ -92,20 +92,22 @@ def sequence(reply: Reply, logps: Sequence[float] = ()) -> TrainingSequence:
 def sampler_logps(folder: Path, state: State) -> dict[bool, list[list[float]]]:
     """Log-probs of each reply's tokens under the sampler, float64; 0 at observations. With and without them."""
     learner = Learner(model(folder, state, torch.float64), **OPTIONS)
-    found = {}
+    logps = {}
     for observations in (False, True):
-        held = replies(observations=observations)
-        values = iter(learner.logprobs(grouped(held)).tolist())
-        found[observations] = [[next(values) if t else 0.0 for t in reply.trained] for reply in held]
-    return found
+        sampled = replies(observations=observations)
+        values = iter(learner.logprobs(grouped(sampled)).tolist())
+        logps[observations] = [[next(values) if t else 0.0 for t in reply.trained] for reply in sampled]
+    return logps
 
 
-def grouped(held: Sequence[Reply], logps: Sequence[Sequence[float]] = (), temperature: float = TEMPERATURE) -> Batch:
+def grouped(sampled: Sequence[Reply], logps: Sequence[Sequence[float]] = (), temperature: float = TEMPERATURE) -> Batch:
     """The batch of a step."""
-    rows = [sequence(reply, given) for reply, given in zip(held, logps or [()] * len(held), strict=True)]
+    rows = [
+        sequence(reply, reply_logps) for reply, reply_logps in zip(sampled, logps or [()] * len(sampled), strict=True)
+    ]
     samples = tuple(
         Sample(sequences=(row,), outcome=reply.reward, group=reply.group, truncated=reply.truncated)
-        for reply, row in zip(held, rows, strict=True)
+        for reply, row in zip(sampled, rows, strict=True)
     )
     return Batch(samples=samples, temperature=temperature, max_tokens=LONGEST)
 
@@ -132,8 +134,8 @@ def compute(
     if case.supervised:
         learner = Learner(module, **OPTIONS)
         rows = [sequence(reply) for reply in replies(observations=case.observations)]
-        told = learner.supervised_step(rows)
-        return Found(loss=told["loss"], gradient=_gradient(module), metrics=told)
+        step_metrics = learner.supervised_step(rows)
+        return Found(loss=step_metrics["loss"], gradient=_gradient(module), metrics=step_metrics)
     algorithm, jump = algorithm_of(case), Jump(states["theta"])
     if case.moved:
         algorithm = algorithm.replace(epochs=2, optimizer_step=Piece(kind="optimizer_step", name="jump", function=jump))
@@ -141,12 +143,12 @@ def compute(
     learner = Learner(module, algorithm, reference=reference, **OPTIONS)
     prepared = learner.prepare(batch_of(case, logps))
     advantages = asyncio.run(learner.compute_advantages(prepared))
-    told = learner.step(prepared, advantages=advantages)
+    step_metrics = learner.step(prepared, advantages=advantages)
     return Found(
-        loss=jump.losses[-1] if case.moved else told["loss"],
+        loss=jump.losses[-1] if case.moved else step_metrics["loss"],
         gradient=_gradient(module),
         advantages=[float(x) for x in advantages.values],
-        metrics=told,
+        metrics=step_metrics,
     )
 
 

@@ -28,8 +28,8 @@ from quintain.types.task import messages_of
 def load(name: str, args: Mapping[str, Any]) -> Environment[Any, Any]:
     """``module:Class`` with its configuration."""
     module, _, attribute = name.partition(":")
-    made: Environment[Any, Any] = getattr(importlib.import_module(module), attribute)(**args)
-    return made
+    built: Environment[Any, Any] = getattr(importlib.import_module(module), attribute)(**args)
+    return built
 
 
 def conversation(environment: Environment[Any, Any], task: Task) -> list[dict[str, str]]:
@@ -104,8 +104,8 @@ def main() -> None:
     tasks = list(itertools.islice(environment.tasks("train"), args.groups * args.steps))
 
     def outcome(completions: list[Any], number: list[int], **_: Any) -> list[float]:
-        said = zip(number, completions, strict=True)
-        return [environment.reward.score(rollout(tasks[i], c[0]["content"])).value for i, c in said]
+        numbered = zip(number, completions, strict=True)
+        return [environment.reward.score(rollout(tasks[i], c[0]["content"])).value for i, c in numbered]
 
     samples = args.groups * args.group_size
     config = GRPOConfig(

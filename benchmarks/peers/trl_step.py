@@ -29,12 +29,12 @@ class Finished(Exception):
 class Forced(LogitsProcessor):
     """Ends sample i after ``lengths[i]`` new tokens and not before, whatever the logits say."""
 
-    def __init__(self, prompt: int, wanted: list[int], eos: int) -> None:
+    def __init__(self, prompt: int, counts: list[int], eos: int) -> None:
         self.prompt, self.eos = prompt, eos
-        self.wanted = torch.tensor(wanted)
+        self.counts = torch.tensor(counts)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        last = self.wanted.to(scores.device) <= input_ids.shape[1] - self.prompt + 1
+        last = self.counts.to(scores.device) <= input_ids.shape[1] - self.prompt + 1
         scores[:, self.eos] = float("-inf")
         scores[last] = float("-inf")
         scores[last, self.eos] = 0.0
