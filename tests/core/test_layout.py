@@ -27,15 +27,14 @@ def load_tool() -> ModuleType:
 
 layout = load_tool()
 
-KERNEL_LINES = 4_500
+KERNEL_LINES = 4_499
 """The ratchet: lines of the kernel. Lower it as the kernel shrinks; never raise it."""
 
 SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
 PENDING: dict[str, int] = {
-    "kernel lines": 4_545,
-    "package lines": 18_203,
+    "package lines": 18_147,
 }
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""

@@ -45,11 +45,7 @@ class Endpoint:
 
 
 class Agent(Protocol):
-    """One player of one episode.
-
-    Attributes:
-        rng: seeded by (run, task, sample) alone.
-    """
+    """One player of one episode. ``rng`` is seeded by (run, task, sample) alone."""
 
     rng: Random
 
@@ -63,8 +59,7 @@ class Agent(Protocol):
         """Sample the policy's next turn.
 
         Raises:
-            LimitReached: no turns, tokens or context are left; if it leaves the coroutine the termination is
-                `truncated`.
+            LimitReached: no turns, tokens or context are left; uncaught, it terminates the episode as `truncated`.
         """
 
     def turns(self) -> AsyncIterator[Turn]:

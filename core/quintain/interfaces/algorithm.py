@@ -131,19 +131,15 @@ class Algorithm:
         minibatches: optimizer steps per pass, each on whole groups.
         mask_truncated: samples that reached a limit count in baselines but in neither the terms nor the denominators of
             the loss (overlong filtering; DAPO, 2503.14476, section 3.4).
-        overlong: soft overlong punishment over this last share of the configured maximum length: the total falls
-            linearly from 0 at the start of the share to -1 at the maximum (DAPO, 2503.14476, equation 13, with 4,096 of
-            20,480). The outcome is unchanged, so group filters that read outcomes ignore it. The longest turn counts. 0
-            switches it off.
+        overlong: soft overlong punishment of the longest turn over this last share of the maximum length: the total
+            falls linearly from 0 to -1 (DAPO, 2503.14476, equation 13, 4,096 of 20,480), the outcome is unchanged.
         reset_optimizer: reset moments before every batch (mirror descent; Kimi k1.5, 2501.12599, section 2.3.2).
-        float32_head: the learner computes logits in float32 even if its other layers do not (the sampler does so if its
-            ``dtype`` is float32).
+        float32_head: the learner computes logits in float32; the sampler does so if its ``dtype`` is float32.
         prune: sampler and scorer exclude tokens below this share of the most likely token's probability, except the
             sampled one (dynamic vocabulary pruning, 2512.23087); 0 excludes none.
         plan: which tasks are sampled and how a batch is filled.
         services: default component by slot for the services that the pieces need.
-        published: how the paper sampled, for instance ``{"group": 8, "temperature": 1.0}``: only shown by `quintain
-            info`; a run samples as its recipe says.
+        published: how the paper sampled, ``{"group": 8, "temperature": 1.0}``; only shown by `quintain info`.
     """
 
     name: str

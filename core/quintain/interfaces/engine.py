@@ -105,11 +105,7 @@ class TokenEngine(Engine):
         """Load new weights; their version, which tokens sampled from now on carry."""
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
-        """Refused: the chat layer renders conversations and keeps the exact tokens of their turns.
-
-        Raises:
-            UsageError: always.
-        """
+        """Raise a `UsageError`: the chat layer renders conversations and keeps the exact tokens of their turns."""
         raise UsageError(f"engine {self.name!r} samples tokens: take turns through an agent, or call sample()")
 
 
@@ -136,12 +132,8 @@ class SharesModule(Protocol):
 
     @classmethod
     def sharing(cls, module: Any, tokenizer: ChatTokenizer, *, dtype: str | None = None) -> TokenEngine:
-        """An engine that decodes *module*; further keywords are its own settings, ``engine.args`` of a recipe.
-
-        Args:
-            module: the learner's live transformers module, perhaps with adapters.
-            tokenizer: its tokenizer and chat template.
-            dtype: to decode in; where it is not the module's, the engine keeps a copy that `update` refreshes.
+        """An engine that decodes the learner's live *module*; further keywords are ``engine.args`` of a recipe. Where
+        *dtype* is not the module's, the engine keeps a copy that `update` refreshes.
 
         Raises:
             UsageError: a setting is out of range.
@@ -154,10 +146,4 @@ class SuggestsSlots(Protocol):
 
     @classmethod
     def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
-        """Sequences to decode at once, for a recipe that does not say: a run passes it to `sharing` as ``slots``.
-
-        Args:
-            module: the learner's live module.
-            samples: sequences of one step.
-            tokens: longest sequence that is expected, prompt and reply together.
-        """
+        """The ``slots`` of `sharing` for a step of *samples* sequences, prompt and reply at most *tokens* tokens long."""

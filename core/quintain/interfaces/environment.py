@@ -59,9 +59,7 @@ class Environment(Generic[T, R]):
     limits: ClassVar[Limits] = Limits(turns=1)
     system: ClassVar[str] = ""
     early: ClassVar[float] = 0.0
-    """The outcome of an episode that the policy broke off (a limit or a fault left the coroutine) before there was
-    result.
-    """
+    """The outcome of an episode that a limit or a fault of the policy ended before there was a result."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -124,11 +122,8 @@ def yielded(
 ) -> Iterator[Any]:
     """What a method of *environment* yields for *split*.
 
-    Args:
-        name: of the environment in messages; by default its class.
-
     Raises:
-        EnvironmentFault: its code failed, the message says where; or it yields something that is no task.
+        EnvironmentFault: its code failed, or it yields something that is no task; the message has its *name*.
         NoTasksError: it does not define `tasks`.
     """
     name = name or type(environment).__name__

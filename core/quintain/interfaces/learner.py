@@ -53,18 +53,13 @@ class PolicyLearner(Protocol):
         """
 
     def batch(self, groups: Sequence[Group[Any, Any]], *, temperature: float, max_tokens: int | None) -> Any:
-        """The samples of *groups*: one per valid rollout and player; its ``tokens`` counts those that train.
+        """The samples of *groups*: one per valid rollout and player. Its ``tokens`` counts those that train.
 
-        Args:
-            temperature: of sampling, hence of the policy that is trained.
-            max_tokens: configured maximum of new tokens of a turn.
+        *temperature* is that of sampling, hence of the policy; *max_tokens* the configured maximum per turn.
         """
 
     def prepare(self, batch: Any) -> Any:
-        """Compute what the algorithm needs before its first update: log-probs under the frozen policies, rewards.
-
-        Returns:
-            what `compute_advantages` and `step` take; only this learner reads it.
+        """Compute log-probs under the frozen policies and rewards, for `compute_advantages` and `step`.
 
         Raises:
             UsageError: the batch holds no token that trains.
@@ -74,10 +69,7 @@ class PolicyLearner(Protocol):
         """The advantages of a prepared batch, for `step`; awaits a piece that samples or asks a service."""
 
     def step(self, prepared: Any, *, advantages: Any) -> dict[str, float]:
-        """Update the parameters: all epochs and minibatches of the algorithm. The weights then have a new version.
-
-        Returns:
-            metrics, see ``docs/health.md``.
+        """Update the parameters over all epochs and minibatches; the weights have a new version. Return the metrics.
 
         Raises:
             RunError: the gradient is not finite.

@@ -292,11 +292,9 @@ class Combined(Reward):
         if failure is not None:
             return failure
         try:
-            score = self.function(step, *row, *self.numbers)
+            return as_score(self.function(step, *row, *self.numbers), self.label)
         except ValueError as e:
             return RewardFault(f"{self.label}: {e}")
-        try:
-            return as_score(score, self.label)
         except RewardFault as e:
             return e
 

@@ -1,8 +1,4 @@
-"""Services: resources of a run, started and probed before step 1, stopped at the end.
-
-Core names the slots that several plugins must agree on (`Workers`, `Likelihood`, `Judge`, `Sandbox`); plugins add
-types.
-"""
+"""Services: resources of a run, started and probed before step 1, stopped at the end. Plugins add types."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 class Service(ABC):  # noqa: B024 - all of it has defaults
     """One per run and slot. A component asks for one with ``name: Judge = need()``.
 
-    A service's own constructor may ``need()`` others; the run starts them in dependency order and stops them in
-    reverse.
+    Its constructor may ``need()`` others; the run starts them in dependency order and stops them in reverse.
     """
 
     async def __aenter__(self) -> Self:
@@ -45,11 +40,7 @@ class Need:
 
 
 def need(slot: str = "") -> Any:
-    """Ask for a service: ``judge: Judge = need()`` is filled from ``[services.judge]``.
-
-    Args:
-        slot: the slot, where it differs from the parameter's name.
-    """
+    """Ask for a service: ``judge: Judge = need()`` is filled from ``[services.judge]``, or from *slot* where given."""
     return Need(slot)
 
 

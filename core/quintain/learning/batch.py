@@ -85,7 +85,7 @@ class Batch:
     Attributes:
         samples: valid ones only; failed samples left before.
         temperature: of sampling, hence of the policy that is trained.
-        max_tokens: configured maximum of new tokens per sample, the constant of ``constant`` aggregation.
+        max_tokens: configured maximum of new tokens per turn, the constant of ``constant`` aggregation.
     """
 
     samples: tuple[Sample, ...]

@@ -21,7 +21,8 @@ async def train(run: Run) -> dict[str, Any]:
 
     Raises:
         Interrupted: the user asked to stop; every complete step is saved.
-        RunError: the run cannot continue; every complete step is saved.
+        RunError: the run cannot continue. Every complete step is saved if the error came before an update; otherwise a
+            resume continues from the last checkpoint.
     """
     run.begin()
     folder = str(run.folder.path.absolute())
@@ -66,8 +67,8 @@ async def train_step(run: Run) -> bool:
     with run.restored_on_error():
         with clock("rollouts"):
             # Sample `group_size` episodes per prompt, score each by its environment's reward, and drop the groups that
-            # the algorithm's group filter rejects (resampling as its plan says). Failed episodes leave here: a failure
-            # is never a reward of zero.
+            # the algorithm's group filter rejects (resampling as its plan says). A failed episode has no reward, never
+            # a zero: `batch` leaves it out.
             collected = await run.until_stopped(run.collector.collect(step))
         run.report(step, collected)
         batch = run.learner.batch(collected.accepted, **run.batch_settings())
@@ -90,7 +91,7 @@ async def train_step(run: Run) -> bool:
             held_out=await run.evaluate_if_due(last=last),
             seconds=clock.spent,
         )
-        # An engine that stepped without an episode it should have waited for: this step does not repeat bit for bit.
+        # Times the engine decoded before every registered worker was ready: above 0, the step does not repeat exactly.
         metrics["engine.stalls"] = run.engine.stalls - stalls
         run.record(step, collected.tried, metrics)
     if run.due(run.recipe.checkpoint.every):

@@ -55,7 +55,7 @@ class Branch:
     """The tokens of one branch after the first *fork* tokens, which it shares with its *parent* (-1 for the root).
 
     ``ids``, ``sources``, ``logps`` and ``versions`` have equal length. ``logps`` holds the sampling log-prob where the
-    source is `Source.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
+    source is `TokenSource.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
     """
 
     parent: int = -1

@@ -1,9 +1,8 @@
-"""Advantages: what a sample's reward is compared with. Rewards are plain floats (double precision), so tolerances mean
-something.
+"""Advantages: the reward of a sample less a baseline. Rewards are floats in double precision, so that a tolerance of
+1e-6 lies above their rounding.
 
-A group, or a batch where that is the baseline, whose rewards differ by no more than ``tolerance`` gets exactly 0: in
-floating point "subtract the mean, divide by the spread" turns constant rewards of 0.7 into advantages of a hundred
-otherwise.
+A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance`` gets exactly 0.
+Otherwise dividing rounding errors by their spread would turn constant rewards of 0.7 into advantages of a hundred.
 """
 
 from __future__ import annotations
@@ -31,8 +30,9 @@ class Step:
     Attributes:
         batch: the samples.
         rewards: total reward per sample, less the KL term where that is in the reward.
-        penalty: coefficient times KL estimate of each token, where the KL is in the reward, else ``None``; [N]. Its sum
-            over a sample, and the punishment of overlong ones, are what `rewards` lack of the sample's total.
+        penalty: coefficient times KL estimate of each token, where the KL is in the reward, else ``None``; [N]. The
+            entry of a sample in `rewards` is its total plus the overlong punishment less the sum of `penalty` over its
+            tokens.
         statistics: ``mu_logp``, ``prox_logp`` (where it was scored), ``ref_logp`` (where it is used) and what the piece
             reads, under prox, [N].
     """

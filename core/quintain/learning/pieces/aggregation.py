@@ -31,7 +31,7 @@ def constant(batch: Batch, *, length: int | None = None) -> list[float]:
     over L.
 
     Args:
-        length: L; by default the configured maximum of new tokens per sample.
+        length: L; by default the configured maximum of new tokens per turn.
 
     Raises:
         UsageError: neither is known.
