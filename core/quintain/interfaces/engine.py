@@ -146,4 +146,4 @@ class SuggestsSlots(Protocol):
 
     @classmethod
     def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
-        """The ``slots`` of `sharing` for a step of *samples* sequences; prompt and reply have at most *tokens* tokens."""
+        """The ``slots`` of `sharing` for a step of *samples* sequences of at most *tokens* tokens, prompt included."""
