@@ -46,7 +46,7 @@ lint: $(READY)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)  ## let ruff mend what it can
+format: $(READY)  ## apply the fixes and the format of ruff
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -183,7 +183,7 @@ def test_what_the_warm_start_says() -> None:
     assert [line.rpartition("  ")[2] for line in screen.lines[-3:]] == [f"in the target {n}/3" for n in (1, 2, 3)]
     screen = Watched()
     trained(screen, JUMPS)
-    assert screen.said("above the target: back to the check before, on at half the learning rate")
+    assert screen.said("above the target: restores the previous check and halves the learning rate")
 
 
 def test_the_base_model_is_untrained(capsys: pytest.CaptureFixture[str]) -> None:

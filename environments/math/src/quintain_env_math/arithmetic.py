@@ -53,8 +53,8 @@ class Arithmetic(Environment[Problem, None]):
     Attributes:
         operations: any of ``+``, ``-`` and ``*``; differences are never negative, products are by one digit.
         levels: numbers of digits of the operands; each task draws one.
-        slips: share of carries (and of borrowed tens) that the demonstrations forget: they are a careless pupil's work.
-            A model trained on them knows its columns but forgets, too; that it must not, only its rewards tell.
+        slips: share of carries (and of borrowed tens) that are missing in the demonstrations. A model trained on them
+            adds columns correctly but omits carries; only the reward teaches it the carries.
         size: tasks in ``dev`` and in ``test`` (fewer where levels have fewer distinct problems); ``train`` is endless.
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """

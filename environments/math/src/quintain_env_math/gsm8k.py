@@ -95,7 +95,7 @@ class GSM8K(Environment[WordProblem, None]):
 
     @control()
     def echo(self, task: WordProblem, messages: Sequence[Message]) -> str:
-        """Repeat the question: right now and then, where its last number happens to be the answer (3 % of problems)."""
+        """Repeat the question. Its last number is the answer in 3 % of the problems."""
         return str(task.prompt)
 
     @control(scores="min")

@@ -22,7 +22,7 @@ from quintain.cli import Count, sigterm_as_ctrl_c
 def start(
     environment: str, seed: int, args: tuple[str, ...], start_args: tuple[str, ...], quiet: bool, as_json: bool
 ) -> None:
-    """Train the small default model on the demonstrations of ENVIRONMENT until it is right now and then, and cache it.
+    """Train the small default model on the demonstrations of ENVIRONMENT to a target accuracy, and cache it.
 
     `quintain train` does this by itself where it has to; after this command it begins at once. The model is cached for
     this environment, its arguments, the seed and the settings of the warm start (by default those of the quickstart);

@@ -139,7 +139,7 @@ class DefaultModel(WarmStart, ModelSource):
         if check.accuracy > self.target[1]:
             if check.halvings > HALVINGS:
                 return f"{line}  above the target once more: it ends with the check before"
-            return f"{line}  above the target: back to the check before, on at half the learning rate"
+            return f"{line}  above the target: restores the previous check and halves the learning rate"
         return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
 
     def _hash(self, environments: Sequence[AnyEnvironment], seed: int) -> str:

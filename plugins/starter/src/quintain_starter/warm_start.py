@@ -1,4 +1,4 @@
-"""The warm start: a small model learns from an environment's demonstrations until it is right now and then.
+"""The warm start: a small model trains on an environment's demonstrations until it reaches a target accuracy.
 
 Without it a small model never sees a reward. It stops at a low accuracy on purpose: reinforcement learning does the
 rest.
