@@ -81,7 +81,7 @@ def test_later_turns_compute_only_what_is_new() -> None:
     first = sum(len(s) + 20 for s in starts)
     # each later turn: the last sampled token, which was never fed, and three of the environment
     assert sum(passes) == first + 4 * 2 * 4
-    assert not any(row.held for row in engine._slots.rows)
+    assert not any(row.cached for row in engine._slots.rows)
 
 
 def test_fewer_slots_than_requests_changes_no_token() -> None:

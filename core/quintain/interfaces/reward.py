@@ -195,10 +195,10 @@ class RewardFunction(Reward, Generic[P]):
             raise BindingError(
                 f"reward {self.name!r} is configured by keyword; to score a rollout call {self.name}.score(rollout)"
             )
-        known = self.parameters
+        parameters = self.parameters
         for key in config:
-            if key not in known:
-                raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, known)}")
+            if key not in parameters:
+                raise BindingError(f"reward {self.name!r} has no parameter {key!r}{did_you_mean(key, parameters)}")
         return replace(self, config={**self.config, **config})
 
     async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:

@@ -99,10 +99,10 @@ class Batch:
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Indices of the samples of each group, in order of first appearance."""
-        found: dict[int, list[int]] = {}
+        by_group: dict[int, list[int]] = {}
         for i, sample in enumerate(self.samples):
-            found.setdefault(sample.group, []).append(i)
-        return tuple(tuple(indices) for indices in found.values())
+            by_group.setdefault(sample.group, []).append(i)
+        return tuple(tuple(indices) for indices in by_group.values())
 
     @cached_property
     def tokens(self) -> int:
@@ -138,7 +138,7 @@ def batch_of(groups: Sequence[Group[Any, Any]], *, temperature: float, max_token
 
 def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
     turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player and turn.tokens)
-    known = sum(turns) == sum(sum(s.mask) for s in sequences)
+    counted = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
         sequences=sequences,
         outcome=rollout.outcome.of_player(player) if rollout.outcome else 0.0,
@@ -146,8 +146,8 @@ def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSe
         group=group,
         environment=rollout.environment,
         truncated=rollout.termination.kind is TerminationKind.TRUNCATED,
-        turns=turns if known else (),
-        turn_scores=_turn_scores(rollout, player, len(turns)) if known else (),
+        turns=turns if counted else (),
+        turn_scores=_turn_scores(rollout, player, len(turns)) if counted else (),
     )
 
 

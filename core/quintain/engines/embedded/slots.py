@@ -75,7 +75,7 @@ class CacheRow:
     """A row of the cache: its request, and the tokens whose keys and values it holds."""
 
     request: Request | None = None
-    held: tuple[int, ...] = ()
+    cached: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,20 +109,20 @@ class Slots:
         """End the request of a row. Its tokens stay, for a later prompt that begins with them."""
         row = self.rows[index]
         if row.request is not None and row.request.tokens:
-            row.held = row.request.cached
+            row.cached = row.request.cached
         row.request = None
 
     def forget(self) -> None:
         """Drop the content of idle rows."""
         for row in self.rows:
             if row.request is None:
-                row.held = ()
+                row.cached = ()
 
     def admit(self, waiting: Iterable[Request]) -> Admission:
         """Give rows to as many of *waiting* as fit, groups of equal prompts together where possible."""
         idle = [i for i, row in enumerate(self.rows) if row.request is None]
         groups = by_prompt(waiting)
-        sources = {ids: self._best_source(ids) for ids in groups} if any(row.held for row in self.rows) else {}
+        sources = {ids: self._best_source(ids) for ids in groups} if any(row.cached for row in self.rows) else {}
         copies: list[tuple[int, int, int]] = []
         extensions: list[tuple[int, int]] = []
         followers: list[tuple[int, int]] = []
@@ -139,7 +139,7 @@ class Slots:
             followers += [(leader, row) for row in self._seat(groups[ids], leader, idle)]
         for row in self.rows:
             if row.request is not None:
-                row.held = row.request.ids
+                row.cached = row.request.ids
         return Admission(copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers))
 
     def _seat(self, group: Sequence[Request], leader: int, idle: list[int]) -> list[int]:
@@ -174,7 +174,7 @@ class Slots:
 
     def _coldest(self, idle: list[int]) -> int:
         """The idle row with the least content; the lowest among equals."""
-        return min(idle, key=lambda i: (len(self.rows[i].held), i))
+        return min(idle, key=lambda i: (len(self.rows[i].cached), i))
 
     def _best_source(self, ids: tuple[int, ...]) -> tuple[int, int] | None:
         """The row with the longest common prefix with *ids*, and its length. The last token of *ids* never counts: its
@@ -182,9 +182,9 @@ class Slots:
         """
         best: tuple[int, int] | None = None
         for i, row in enumerate(self.rows):
-            if row.held[:WORTHWHILE] != ids[:WORTHWHILE]:
+            if row.cached[:WORTHWHILE] != ids[:WORTHWHILE]:
                 continue
-            shared = min(common_prefix(row.held, ids), len(ids) - 1)
+            shared = min(common_prefix(row.cached, ids), len(ids) - 1)
             if shared >= WORTHWHILE and (best is None or shared > best[1]):
                 best = (i, shared)
         return best

@@ -145,10 +145,10 @@ def ema(step: Step, *, decay: float = 0.9, state: Any = None) -> tuple[list[floa
     The average is corrected for its start at nothing (divided by 1 - decay^k after k batches); the first batch has
     baseline 0.
     """
-    held = state or {"average": 0.0, "weight": 0.0}
-    baseline = held["average"] / held["weight"] if held["weight"] else 0.0
+    before = state or {"average": 0.0, "weight": 0.0}
+    baseline = before["average"] / before["weight"] if before["weight"] else 0.0
     mean = math.fsum(step.rewards) / max(1, len(step.rewards))
-    after = {key: decay * held[key] + (1 - decay) * value for key, value in (("average", mean), ("weight", 1.0))}
+    after = {key: decay * before[key] + (1 - decay) * value for key, value in (("average", mean), ("weight", 1.0))}
     return [reward - baseline for reward in step.rewards], after
 
 

@@ -51,24 +51,24 @@ def ppo_clip(t: LossInputs, *, low: float = 0.2, high: float | None = None, dual
 
 
 def clip_terms(log_ratio: Tensor, advantage: Tensor, low: float, high: float | None, dual: float | None) -> WithMetrics:
-    """-r A, held at a bound where the clip says so.
+    """-r A; where the clip is active, the constant -bound A.
 
-    A held ratio may have overflowed (products over long samples do), and 0 times infinity is no number: it is left out
-    before the exponential.
+    A clipped ratio may overflow (products over long samples do), and 0 times infinity is NaN: it is masked before the
+    exponential.
     """
     top = 1 + (low if high is None else high)
     ratio = log_ratio.detach().exp()
-    held = {"clip_low": (ratio < 1 - low) & (advantage < 0), "clip_high": (ratio > top) & (advantage > 0)}
+    clipped = {"clip_low": (ratio < 1 - low) & (advantage < 0), "clip_high": (ratio > top) & (advantage > 0)}
     bounds = {"clip_low": 1 - low, "clip_high": top}
     if dual is not None:
-        held["clip_dual"], bounds["clip_dual"] = (ratio > dual) & (advantage < 0), dual
-    still = advantage == 0
-    for places in held.values():
-        still = still | places
-    terms = -log_ratio.masked_fill(still, 0.0).exp() * advantage
-    for name, places in held.items():
-        terms = torch.where(places, -bounds[name] * advantage, terms)
-    return terms, held
+        clipped["clip_dual"], bounds["clip_dual"] = (ratio > dual) & (advantage < 0), dual
+    constant = advantage == 0
+    for mask in clipped.values():
+        constant = constant | mask
+    terms = -log_ratio.masked_fill(constant, 0.0).exp() * advantage
+    for name, mask in clipped.items():
+        terms = torch.where(mask, -bounds[name] * advantage, terms)
+    return terms, clipped
 
 
 def kl_estimate(log_ratio: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
