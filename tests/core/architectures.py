@@ -215,8 +215,8 @@ ARCHITECTURES = tuple(_SHAPES)
 def architecture(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = SPREAD) -> Any:
     """The model of the table, in evaluation mode; *spread* is the standard deviation of its weights.
 
-    Attention is sdpa where the family has it, else eager. Biases are random, too, also those that are buffers: a copy that
-    forgets one is off by nats.
+    Attention is sdpa where the family has it, else eager. Biases are random, too, also those that are buffers: a copy
+    that leaves one out is off by nats.
     """
     family, head, fields = _SHAPES[name]
     kind = getattr(transformers, f"{family}TextConfig", None) or getattr(transformers, f"{family}Config")
@@ -229,8 +229,6 @@ def architecture(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0
             if parameter_name.endswith("bias"):
                 parameter.normal_(0, spread)
         for buffer_name, buffer in model.named_buffers():
-            if buffer_name.endswith(
-                "bias"
-            ):  # the routing bias of experts, which training changes outside the optimizer
+            if buffer_name.endswith("correction_bias"):  # of a router of experts
                 buffer.normal_(0, 1)
     return model.to(dtype).eval()
