@@ -188,6 +188,61 @@ def test_a_damaged_file_of_a_checkpoint_is_named_with_the_way_out(
         Checkpoint.open(path).restore(learner(1))
 
 
+def test_every_flipped_bit_is_found_before_a_resume(folder: RunFolder) -> None:
+    """Whatever file of a checkpoint has one other bit, is empty or missing, is named with the last undamaged one."""
+    keep = checkpoints(folder)
+    trained = learner()
+    state = {"published": {"weights": torch.ones(3)}}
+    for step in (1, 2, 3):
+        trained.step(batch(step))
+        keep.save(step, learner=trained, state=state)
+    (keep.all()[1].path / "state.json").write_text("{}")  # of two earlier checkpoints only one is undamaged
+    last = keep.all()[2]
+    last.verify()
+    files = [p for p in sorted(last.path.rglob("*")) if p.is_file()]
+    names = {p.relative_to(last.path).as_posix() for p in files}
+    assert {"SHA256SUMS", "state.pt", "learner.pt", "model/model.safetensors", "model/chat_template.jinja"} <= names
+    draw = random.Random(0)
+    for file in files:
+        content = file.read_bytes()
+        flips = [draw.randrange(8 * len(content)) for _ in range(8)]
+        flipped = [content[: b // 8] + bytes([content[b // 8] ^ 1 << b % 8]) + content[b // 8 + 1 :] for b in flips]
+        for damaged in (*flipped, b"", None):
+            file.unlink()
+            if damaged is not None:
+                file.write_bytes(damaged)
+            with pytest.raises(RunError, match=r"step-000003 is damaged \(.+\); remove .* continue from step-000001"):
+                last.verify()
+        file.write_bytes(content)
+    (last.path / "model" / "adapter_config.json").write_text("{}")
+    with pytest.raises(RunError, match=r"model/adapter_config\.json is not in SHA256SUMS"):
+        last.verify()
+    shutil.rmtree(keep.all()[0].path)
+    with pytest.raises(RunError, match="start the run again; no earlier checkpoint is undamaged"):
+        keep.all()[0].verify()
+
+
+def test_sha256sum_reads_the_digests(folder: RunFolder) -> None:
+    """`sha256sum -c SHA256SUMS` checks a checkpoint without Quintain, and others can read its files."""
+    path = checkpoints(folder).save(1, learner=learner(), state={})
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=path, check=True)
+    umask = os.umask(0)
+    os.umask(umask)
+    assert {0o666 & ~umask} == {p.stat().st_mode & 0o777 for p in path.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_never_saved(folder: RunFolder, bad: float) -> None:
+    """A diverged model leaves the checkpoint before as the last one."""
+    keep, trained = checkpoints(folder), learner()
+    keep.save(1, learner=trained, state={})
+    with torch.no_grad():
+        list(trained.module.parameters())[3].view(-1)[5] = bad
+    with pytest.raises(RunError, match=r"after step 2 are not finite \(model\.layers\.0\..*lower learner\.lr"):
+        keep.save(2, learner=trained, state={})
+    assert [c.step for c in keep.all()] == [1]
+
+
 @pytest.mark.parametrize("held", [[], {}, {"learner": {}}, {"learner": 3, "generators": {}}])
 def test_a_checkpoint_that_holds_something_else_is_damaged(folder: RunFolder, held: Any) -> None:
     path = checkpoints(folder).save(1, learner=learner(), state={})

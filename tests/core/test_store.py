@@ -301,13 +301,28 @@ def test_a_full_disk(small_disk: Path) -> None:
         run.append({"step": 2})
 
 
+@pytest.mark.parametrize("small_disk", ["nr_inodes=12"], indirect=True)
+def test_a_disk_without_inodes(small_disk: Path) -> None:
+    """A disk with room that can hold no other file says so."""
+    with RunFolder.create(small_disk / "run", RECIPE) as run:
+        run.append({"step": 1})
+        with contextlib.suppress(OSError):
+            for i in range(20):
+                (small_disk / f"file-{i}").touch()
+        with pytest.raises(StorageError, match=r"summary\.json: its file system has no inode left.*Delete files"):
+            run.write_summary({})
+        run.append({"step": 2})
+
+
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 kB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of 256 kB, or with other options of tmpfs."""
     path = tmp_path / "disk"
     path.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(path)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", getattr(request, "param", "size=256k"), "none", str(path)],
+        capture_output=True,
+        check=False,
     )
     if made.returncode:
         pytest.skip("mounting a small file system needs root")

@@ -213,3 +213,12 @@ def test_a_second_process_on_the_same_run_is_refused(place: Path) -> None:
     assert "error:" in err
     assert "Traceback" not in err
     assert str(first.pid) in err
+
+
+def test_diverged_weights_are_never_a_checkpoint(place: Path) -> None:
+    """A learning rate of 1e300 ends the run with one line, and no checkpoint of NaN weights exists."""
+    _, err = finish(start(place, "train", "recipe.toml", "--name", "nan", "--set", "learner.lr=1e300"), status=1)
+
+    assert "Traceback" not in err
+    assert "its weights have diverged" in err, err
+    assert not list((place / "runs" / "nan" / "checkpoints").glob("*"))

@@ -59,7 +59,8 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
     """
     specs = [resolve_environment_table(table) for table in recipe.environments]
     algorithm = resolve_algorithm(recipe)
-    checkpoint = latest(folder)
+    if (checkpoint := latest(folder)) is not None:
+        checkpoint.verify()
     began = time.monotonic()
     seed_everything(recipe.run.seed)
     model = model_for(recipe, specs, checkpoint, screen, folder.status)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from ..errors import Interrupted, StorageError
+from ..errors import Interrupted, RunError
 from .hooks import RunEnd
 from .metrics import flat, step_metrics
 from .run import Run
@@ -38,7 +38,7 @@ async def train(run: Run) -> dict[str, Any]:
         run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary))
         return summary
     except Exception as error:
-        with suppress(StorageError):  # the first error is the one to show
+        with suppress(RunError):  # the first error is the one to show
             run.save()
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
         run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status=status, error=str(error), summary={}))

@@ -74,6 +74,12 @@ def storage_error(path: Path, error: OSError, needed: int | None = None) -> Stor
     """The error for a failed write: the path, the size and how to continue."""
     if error.errno not in NO_ROOM:
         return StorageError(f"cannot write {path}: {error.strerror or error}; what was saved before is intact")
+    disk = os.statvfs(_existing(path))
+    if error.errno == errno.ENOSPC and disk.f_files and not disk.f_favail:
+        return StorageError(
+            f"no room to write {path}: its file system has no inode left for another file. Delete files there and "
+            "continue the run with --resume; what was saved before is intact"
+        )
     size = f"it takes {_size(needed)}, " if needed is not None else ""
     limit = "" if error.errno == errno.ENOSPC else " (a quota or a size limit of this process is reached)"
     return StorageError(
@@ -84,9 +90,11 @@ def storage_error(path: Path, error: OSError, needed: int | None = None) -> Stor
 
 def free_bytes(path: Path) -> int:
     """Free bytes on the file system of *path*, which need not exist."""
-    while not path.exists() and path != path.parent:
-        path = path.parent
-    return shutil.disk_usage(path).free
+    return shutil.disk_usage(_existing(path)).free
+
+
+def _existing(path: Path) -> Path:
+    return next((p for p in (path, *path.parents) if p.exists()), Path())
 
 
 def _size(count: int) -> str:
