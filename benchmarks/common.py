@@ -28,6 +28,7 @@ CACHE = ROOT / "benchmarks" / ".cache"
 RESULTS = ROOT / "benchmarks" / "results"
 PEERS = ROOT / "benchmarks" / ".peers" / "bin" / "python"
 THREADS = min(2, os.cpu_count() or 1)
+PARTS = ("core", "environments/math/src", "plugins/openai/src")
 
 
 def arguments(doc: str | None) -> argparse.ArgumentParser:
@@ -71,12 +72,13 @@ class Worker:
         name: for tables and errors.
         command: arguments of the child, the interpreter first.
         threads: for OpenMP and torch.
+        checkout: of which the child imports the package.
 
     Raises:
         RuntimeError: the child ended; its last lines of stderr are shown.
     """
 
-    def __init__(self, name: str, command: Sequence[str | Path], threads: int = THREADS) -> None:
+    def __init__(self, name: str, command: Sequence[str | Path], threads: int = THREADS, checkout: Path = ROOT) -> None:
         self.name = name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `close`
         self._child = subprocess.Popen(
@@ -86,7 +88,7 @@ class Worker:
             stderr=self._errors,
             text=True,
             cwd=ROOT,
-            env=child_environment(threads),
+            env=child_environment(threads, checkout),
         )
         self.about: dict[str, Any] = self._read()
 
@@ -132,15 +134,15 @@ class Worker:
         raise RuntimeError(f"side {self.name!r} ended with status {code}:\n{tail}")
 
 
-def child_environment(threads: int) -> dict[str, str]:
-    """Both sides see the same one: offline, the same number of threads, this checkout on the path."""
+def child_environment(threads: int, checkout: Path = ROOT) -> dict[str, str]:
+    """Both sides see the same one: offline, the same number of threads, the checkout on the path."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "TRANSFORMERS_VERBOSITY": "error",
-        "PYTHONPATH": os.pathsep.join(str(ROOT / part) for part in ("", "core", "environments/math/src")),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *(str(checkout / part) for part in PARTS)]),
     }
 
 

@@ -123,3 +123,35 @@ def test_a_tool_of_ones_own() -> None:
         return str(dict(arguments))
 
     assert call(Tool(spec=ToolSpec(name="raw"), call=run), a=1) == "{'a': 1}"
+
+
+def test_functions_of_equal_types_share_one_schema() -> None:
+    """An environment that defines its tools inside an episode does not pay for the schema in every episode."""
+
+    def made() -> Any:
+        def move(x: int, how: Literal["fast", "slow"] = "slow") -> str:
+            """Move."""
+            return how * x
+
+        return move
+
+    first, second = as_tool(made()), as_tool(made())
+    assert first.spec == second.spec
+    assert first.spec.parameters is second.spec.parameters
+    assert call(made(), x=2, how="fast") == "fastfast"
+
+
+def test_functions_of_other_types_or_defaults_do_not() -> None:
+    def made(kind: Any, default: Any) -> Any:
+        def f(x: Any = default) -> str:
+            return repr(x)
+
+        f.__annotations__["x"] = kind
+        return f
+
+    variants = [(int, 1), (int, True), (float, 1.0), (Literal[1, 2], 1), (str, "1"), (list[int], [1]), (list[int], [2])]
+    tools = [as_tool(made(kind, default)) for kind, default in variants]
+    assert [str(default) for _, default in variants] == [
+        str(t.spec.parameters["properties"]["x"]["default"]) for t in tools
+    ]
+    assert [repr(default) for _, default in variants] == [asyncio.run(t.call({})) for t in tools]

@@ -6,6 +6,7 @@ import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 
@@ -43,10 +44,39 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     """
     if isinstance(function, Tool):
         return function
-    from pydantic import ConfigDict, Field, ValidationError, create_model
+    name, signature = function.__name__, inspect.signature(function, eval_str=True)
+    try:
+        hash(signature)
+    except TypeError:  # a default such as [] cannot be a key
+        model, schema = _model_of.__wrapped__(name, signature, "")
+    else:
+        model, schema = _model_of(name, signature, str(signature))
 
-    name = function.__name__
-    signature = inspect.signature(function, eval_str=True)
+    async def call(arguments: Mapping[str, Any]) -> str:
+        from pydantic import ValidationError
+
+        try:
+            values = model.model_validate(dict(arguments))
+        except ValidationError as e:
+            lines = "; ".join(f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False))
+            return f"error: wrong arguments for {name}: {lines}"
+        out = function(**{p: getattr(values, f"field_{i}") for i, p in enumerate(signature.parameters)})
+        if inspect.isawaitable(out):
+            out = await out
+        return out if isinstance(out, str) else json.dumps(out, default=str)
+
+    description = (inspect.getdoc(function) or "").split("\n\n")[0]
+    return Tool(spec=ToolSpec(name=name, description=description, parameters=schema), call=call)
+
+
+@lru_cache(maxsize=256)
+def _model_of(name: str, signature: inspect.Signature, text: str) -> tuple[Any, dict[str, Any]]:
+    """Pydantic's model of the arguments and its schema, which take a millisecond to make and depend on types alone.
+
+    *text* tells apart signatures whose defaults are equal but not the same, such as 1 and True.
+    """
+    from pydantic import Field, create_model
+
     fields: dict[str, Any] = {}
     for i, p in enumerate(signature.parameters.values()):
         if p.annotation is inspect.Parameter.empty:
@@ -58,20 +88,7 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
         default: Any = ... if p.default is inspect.Parameter.empty else p.default
         # Behind an alias, since names such as `copy` and `model_config` mean something to pydantic.
         fields[f"field_{i}"] = (p.annotation, Field(default, alias=p.name))
-    model: Any = create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
+    model: Any = create_model(name, __config__={"extra": "forbid"}, **fields)
     schema = model.model_json_schema()
     schema.pop("title", None)
-
-    async def call(arguments: Mapping[str, Any]) -> str:
-        try:
-            values = model.model_validate(dict(arguments))
-        except ValidationError as e:
-            lines = "; ".join(f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False))
-            return f"error: wrong arguments for {name}: {lines}"
-        out = function(**{p: getattr(values, f) for p, f in zip(signature.parameters, fields, strict=True)})
-        if inspect.isawaitable(out):
-            out = await out
-        return out if isinstance(out, str) else json.dumps(out, default=str)
-
-    description = (inspect.getdoc(function) or "").split("\n\n")[0]
-    return Tool(spec=ToolSpec(name=name, description=description, parameters=schema), call=call)
+    return model, schema

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ..interfaces.tokenizer import Offsets
 from ..interfaces.tools import ToolSpec
-from ..rollouts.chat.tool_calls import render_calls, render_tools
-from ..types.task import Message
+from ..types.task import Message, ToolCall
 
 
 class ByteTokenizer:
@@ -71,3 +71,24 @@ class ByteTokenizer:
             role = "user" if m.role == "tool" else m.role
             parts.append(f"<|im_start|>{role}\n{body}{render_calls(m.calls)}<|im_end|>\n")
         return "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")
+
+
+def render_calls(calls: Sequence[ToolCall]) -> str:
+    """Calls as the model writes them."""
+    return "".join(
+        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
+        for c in calls
+    )
+
+
+def render_tools(tools: Sequence[ToolSpec]) -> str:
+    """The part of the system message that lists *tools*; empty for none."""
+    if not tools:
+        return ""
+    specs = "\n".join(json.dumps(t.to_json()) for t in tools)
+    return (
+        "\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
+        + specs
+        + "\n</tools>\n\nTo call one, write\n<tool_call>\n"
+        '{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
+    )

@@ -13,11 +13,10 @@ from typing import Any, get_args
 
 from ..errors import InfrastructureError, LimitReached, UsageError
 from ..interfaces.engine import Reply, TokenEngine, Weights
-from ..rollouts.chat.tool_calls import render_calls
 from ..types.sampling import Sampling
 from ..types.task import Message, Role
 from ..types.transcript import Finish, Sampled
-from .byte_tokenizer import ByteTokenizer
+from .byte_tokenizer import ByteTokenizer, render_calls
 
 Script = str | Sequence[str | Reply] | Callable[..., str | Reply]
 """One reply for all turns, one per turn (the last repeats), or a function ``(messages)`` or ``(messages, rng)``."""

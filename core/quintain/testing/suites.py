@@ -21,12 +21,12 @@ from ..interfaces.reward import Reward, RewardContext, RewardFunction
 from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
 from ..registry.lookup import current, load
-from ..rollouts.chat.tool_calls import render_calls
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..rollouts.scoring import rescore
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall, content_hash
+from .byte_tokenizer import render_calls
 from .scripted import ScriptedEngine
 
 R = TypeVar("R")

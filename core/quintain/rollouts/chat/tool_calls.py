@@ -1,13 +1,11 @@
-"""Parses and renders tool calls and reasoning in the tags of Qwen and Hermes models."""
+"""Parses tool calls and reasoning in the tags of Qwen and Hermes models."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...interfaces.tools import ToolSpec
 from ...types.task import ToolCall
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
@@ -50,24 +48,3 @@ def _call(body: str, name: str) -> ToolCall:
     if not isinstance(arguments, dict):
         return ToolCall(name=data["name"], id=name, error="arguments must be an object")
     return ToolCall(name=data["name"], arguments=arguments, id=name)
-
-
-def render_calls(calls: Sequence[ToolCall]) -> str:
-    """Calls as the model writes them."""
-    return "".join(
-        "\n<tool_call>\n" + json.dumps({"name": c.name, "arguments": dict(c.arguments)}) + "\n</tool_call>"
-        for c in calls
-    )
-
-
-def render_tools(tools: Sequence[ToolSpec]) -> str:
-    """The part of the system message that lists *tools*; empty for none."""
-    if not tools:
-        return ""
-    specs = "\n".join(json.dumps(t.to_json()) for t in tools)
-    return (
-        "\n\n# Tools\n\nYou may call these functions:\n<tools>\n"
-        + specs
-        + "\n</tools>\n\nTo call one, write\n<tool_call>\n"
-        '{"name": <function name>, "arguments": <object of arguments>}\n</tool_call>'
-    )
