@@ -26,6 +26,7 @@ from quintain.training.hooks import (
     RunStart,
     Specification,
     StepEnd,
+    StepMeasured,
     allowed,
     hookimpl,
 )
@@ -34,6 +35,7 @@ DOC = Path(__file__).resolve().parents[2] / "docs" / "hooks.md"
 
 SAMPLES: tuple[Event, ...] = (
     RunStart(run="demo", folder="/runs/demo", step=0, recipe={"seed": 1}),
+    StepMeasured(step=1, metrics={"loss": 0.5}, alerts={}),
     StepEnd(step=1, metrics={"reward": 0.5}),
     EvaluationEnd(step=1, environment="arithmetic", split="dev", metrics={"accuracy": 0.9}),
     CheckpointSaved(step=1, path="/runs/demo/checkpoints/1", best=True),
@@ -75,7 +77,7 @@ def test_every_event_is_a_frozen_record_of_plain_values(kind: type[Event]) -> No
     types = {hints[f.name] for f in dataclasses.fields(kind)}
 
     assert kind.__dataclass_params__.frozen
-    assert types <= {str, int, bool, Mapping[str, float], Mapping[str, Any]}
+    assert types <= {str, int, bool, Mapping[str, float], Mapping[str, Any], dict[str, str]}
 
 
 @pytest.mark.parametrize("kind", EVENTS, ids=lambda e: e.hook)

@@ -8,12 +8,12 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain.registry.lookup import isolated
-from quintain.training.alerts import ALERTS
 from quintain.training.hooks import Hooks, RunEnd
 from quintain.training.metrics import held_out, step_metrics
 from quintain.training.run_folder import RunFolder
 from quintain.training.summary import curves
 from quintain.types.rollout import Score
+from quintain_alerts.conditions import ALERTS
 from quintain_viewer import draw, picture
 
 from ..core.test_health import evaluation, group, rollout

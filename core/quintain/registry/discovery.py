@@ -27,21 +27,23 @@ GROUPS = {
 
 KINDS = {group: kind for kind, group in GROUPS.items()}
 
-PLUGINS = {
-    ("engine", "openai"): "quintain-openai",
-    ("command", "compare"): "quintain-compare",
-    ("command", "sft"): "quintain-sft",
-    ("command", "start"): "quintain-starter",
-    ("hooks", "curves"): "quintain-viewer",
-    ("model", "default"): "quintain-starter",
-    ("curriculum", "adaptive"): "quintain-curricula",
-}
-_ALGORITHMS = {
+_BROUGHT = {
+    "quintain-alerts": "hooks:alerts",
+    "quintain-compare": "command:compare",
+    "quintain-curricula": "curriculum:adaptive",
+    "quintain-openai": "engine:openai",
+    "quintain-sft": "command:sft",
+    "quintain-starter": "command:start model:default",
+    "quintain-viewer": "hooks:curves",
     "quintain-algorithms": "cispo dppo dvp gspo kimi maxrl olmorl otb reinforce_pp reinforce_pp_baseline scalerl trm",
     "quintain-classic": "ppo trpo vineppo",
     "quintain-preference": "dpo dpo_norm rft sft simpo",
 }
-PLUGINS |= {("algorithm", name): plugin for plugin, names in _ALGORITHMS.items() for name in names.split()}
+PLUGINS = {
+    (kind or "algorithm", name): distribution
+    for distribution, names in _BROUGHT.items()
+    for kind, _, name in (word.rpartition(":") for word in names.split())
+}
 """Kind and name of a component in a plugin of this repository, to the distribution to install."""
 
 Origin = Literal["built-in", "installed", "editable", "local"]

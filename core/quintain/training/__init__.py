@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from ..types.rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from ..types.rollout import reaches as reaches
     from ..types.sampling import derived_seed as derived_seed
-    from .alerts import alert_intervals as alert_intervals
     from .build import embedded_engine as embedded_engine
     from .build import learner_options as learner_options
     from .build import run_training as run_training
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .checkpoint import save_model as save_model
     from .interrupts import stop_on_signal as stop_on_signal
     from .metrics import TRAINING as TRAINING
+    from .metrics import alert_intervals as alert_intervals
     from .metrics import distinct as distinct
     from .metrics import failures_in as failures_in
     from .metrics import success_of as success_of
@@ -70,12 +70,11 @@ _HOMES = {
     "..services.manager": ("BY_OPTION", "Choice"),
     "..types.rollout": ("SCORE_TOLERANCE", "reaches"),
     "..types.sampling": ("derived_seed",),
-    ".alerts": ("alert_intervals",),
     ".build": ("embedded_engine", "learner_options", "run_training", "seed_everything"),
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),
     ".interrupts": ("stop_on_signal",),
-    ".metrics": ("TRAINING", "distinct", "failures_in", "success_of", "times"),
+    ".metrics": ("TRAINING", "alert_intervals", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
     ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
     ".resolve": ("chosen", "is_model_source", "opened_environments", "resolve_algorithm", "resolve_environment_table"),

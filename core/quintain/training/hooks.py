@@ -55,6 +55,27 @@ class RunStart:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StepMeasured:
+    """After each optimizer step, before its metrics are on disk: the plugin may raise alerts::
+
+        def quintain_on_step_measured(event):
+            if event.metrics.get("grad_norm", 0) > 100:
+                event.alerts["gradient"] = "gradient: its norm is above 100. Lower learner.lr."
+
+    Attributes:
+        step: counts from 1; 0 is the evaluation before training.
+        metrics: the line of the run's metrics file without its alerts: numbers by name.
+        alerts: to be filled: the message of each alert that is active in this step, by its name. A run prints the
+            message of an alert that was not active in the step before.
+    """
+
+    hook: ClassVar[str] = "quintain_on_step_measured"
+    step: int
+    metrics: Mapping[str, Any]
+    alerts: dict[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepEnd:
     """After each optimizer step, once its metrics are on disk; it delays the next step, so hand slow work to a thread::
 
@@ -136,8 +157,8 @@ class RunEnd:
     summary: Mapping[str, Any]
 
 
-Event = RunStart | StepEnd | EvaluationEnd | CheckpointSaved | RunEnd
-EVENTS: tuple[type[Event], ...] = (RunStart, StepEnd, EvaluationEnd, CheckpointSaved, RunEnd)
+Event = RunStart | StepMeasured | StepEnd | EvaluationEnd | CheckpointSaved | RunEnd
+EVENTS: tuple[type[Event], ...] = (RunStart, StepMeasured, StepEnd, EvaluationEnd, CheckpointSaved, RunEnd)
 
 
 def _specified(kind: type[Event]) -> Callable[[Any], None]:

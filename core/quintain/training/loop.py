@@ -56,7 +56,7 @@ async def before_training(run: Run) -> None:
         **await run.collector.curriculum.prepare(run),
     }
     run.folder.append(metrics)
-    run.alerts.see(metrics)
+    run.measured(metrics)
 
 
 async def train_step(run: Run) -> bool:

@@ -2,7 +2,7 @@
 
 ``loss``, ``entropy``, ``ratio.max`` and so on come from the learner unchanged (see `quintain.learning.meter`); the
 others are computed here from the groups. Metrics that do not apply to a step are omitted. ``docs/health.md`` explains
-each name; `quintain.training.alerts` monitors them.
+each name; `quintain-alerts` monitors them.
 """
 
 from __future__ import annotations
@@ -293,3 +293,19 @@ def distinct(names: Iterable[str], mark: str = "#") -> list[str]:
         seen[name] += 1
         out.append(name if seen[name] == 1 else f"{name}{mark}{seen[name]}")
     return out
+
+
+def alert_intervals(records: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
+    """The intervals of active alerts: name, first and last step, ordered by first step."""
+    intervals: list[tuple[str, int, int]] = []
+    on: dict[str, int] = {}
+    for record in records:
+        names = record.get("alerts", ())
+        on = {name: place for name, place in on.items() if name in names}
+        for name in names:
+            if name in on:
+                intervals[on[name]] = (name, intervals[on[name]][1], record["step"])
+            else:
+                on[name] = len(intervals)
+                intervals.append((name, record["step"], record["step"]))
+    return intervals

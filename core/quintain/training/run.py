@@ -15,10 +15,9 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
-from .alerts import AlertMonitor
 from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from .collect import Collected, Collector
-from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd
+from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
 from .metrics import TRAINING, evaluation_metrics, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
@@ -86,6 +85,7 @@ class Run:
     Attributes:
         stop: set when the user requests a stop.
         whole: false between an update and its record, when a checkpoint would contain half a step.
+        alerts: the message of each active alert, by its name.
         undone: state of curriculum and services before a step that an error ended; a checkpoint saves it instead of
             their current state.
     """
@@ -102,7 +102,7 @@ class Run:
     checkpoints: CheckpointManager
     stop: asyncio.Event = field(default_factory=asyncio.Event)
     state: RunState = field(default_factory=RunState)
-    alerts: AlertMonitor = field(default_factory=AlertMonitor)
+    alerts: Mapping[str, str] = field(default_factory=dict)
     whole: bool = True
     undone: dict[str, Any] | None = None
 
@@ -224,8 +224,8 @@ class Run:
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
         """Write the step to disk, with the names of the active alerts; then notify hooks and screen."""
-        alerts = self.alerts.see({"step": step, **metrics})
-        metrics = {**metrics, "alerts": list(alerts.active)}
+        before, self.alerts = self.alerts, self.measured({"step": step, **metrics})
+        metrics = {**metrics, "alerts": list(self.alerts)}
         with self.clock("record"):
             keep = self.recipe.rollouts.keep
             if keep != "none":
@@ -234,7 +234,14 @@ class Run:
             self.folder.append({"step": step, **metrics})
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))
         self.screen.step(step, metrics)
-        self.screen.alerts(alerts, metrics)
+        self.screen.alerts(before, self.alerts)
+
+    def measured(self, record: Mapping[str, Any]) -> dict[str, str]:
+        """The alerts that the hook plugins raise for a line of the metrics file: messages by name."""
+        alerts: dict[str, str] = {}
+        metrics = {name: value for name, value in record.items() if name != "step"}
+        self.hooks.emit(StepMeasured(step=record["step"], metrics=metrics, alerts=alerts))
+        return alerts
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
@@ -298,7 +305,8 @@ class Run:
         self.collector.curriculum.restore(content["curriculum"])
         self.weight_sync.restore(content["published"])
         self.folder.truncate_after(self.state.step)
-        self.alerts = AlertMonitor(self.folder.metrics())
+        records = self.folder.metrics()
+        self.alerts = dict.fromkeys(records[-1].get("alerts", ()) if records else (), "")
 
     def report_hooks(self) -> None:
         """Report the hook plugins that failed, and close all."""

@@ -9,10 +9,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
-
-if TYPE_CHECKING:
-    from .alerts import Change
+from typing import Any, TextIO
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -56,12 +53,12 @@ class Screen(AbstractContextManager["Screen"]):
         """Print the metrics of a step."""
         self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
 
-    def alerts(self, change: Change, metrics: Mapping[str, Any]) -> None:
-        """Print the alerts that began (also if quiet) and ended."""
-        for alert in change.begun:
-            self._print(f"alert: {alert.sentence(metrics)}")
-        for alert in change.ended:
-            self.note(f"alert over: {alert.name}")
+    def alerts(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Print the messages of the alerts that began (also if quiet) and the names of those that ended."""
+        for name in (n for n in now if n not in before):
+            self._print(f"alert: {now[name]}")
+        for name in (n for n in before if n not in now):
+            self.note(f"alert over: {name}")
 
     def _left(self, step: int) -> float:
         done = step - self._done_before

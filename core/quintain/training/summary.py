@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
-from .alerts import alert_intervals
+from .metrics import alert_intervals
 from .screen import clock, program
 
 if TYPE_CHECKING:
     from .run_folder import RunFolder
-
-VIEWER = PLUGINS["hooks", "curves"]
-"""The distribution whose hook draws ``curves.png`` at the end of a run."""
 
 
 def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
@@ -31,13 +28,14 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
     total = seconds.pop("total")
     phases = ", ".join(f"{k} {v:.1f} s" for k, v in sorted(seconds.items(), key=lambda x: -x[1]) if v >= 0.05)
     environment = summary["environments"][0]
+    alerted = alerts(folder.metrics()) or missing("alerts", "warns when a run becomes unhealthy")
     return [
         ("held-out accuracy before", accuracy(summary["held_out"]["before"])),
         ("held-out accuracy after", accuracy(summary["held_out"]["after"])),
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
         ("time", f"{clock(total)} ({phases})"),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
-        *([("alerts", text)] if (text := alerts(folder.metrics())) else []),
+        *([("alerts", alerted)] if alerted else []),
         ("run folder", str(folder.path)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
@@ -73,8 +71,14 @@ def curves(folder: RunFolder) -> str:
     picture = folder.path / "curves.png"
     if picture.is_file():
         return str(picture)
-    installed = any(component.distribution == VIEWER for component in current().components("hooks"))
-    return "" if installed else f"pip install {VIEWER} draws the learning curves"
+    return missing("curves", "draws the learning curves")
+
+
+def missing(hook: str, benefit: str) -> str:
+    """The pip line of the plugin with *hook* and what it does; empty if it is installed."""
+    plugin = PLUGINS["hooks", hook]
+    installed = any(component.distribution == plugin for component in current().components("hooks"))
+    return "" if installed else f"pip install {plugin} {benefit}"
 
 
 def model_of(folder: RunFolder) -> Path | str:

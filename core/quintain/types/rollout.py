@@ -149,17 +149,15 @@ class Rollout(Generic[T, R]):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for JSON; `from_json` restores the rollout."""
-        return dict(_adapter(type(self.task), type(self.result)).dump_python(self, mode="json"))
+        of_these_types = Rollout.__class_getitem__((type(self.task), type(self.result)))  # type: ignore[attr-defined]
+        return dict(type_adapter(of_these_types).dump_python(self, mode="json"))
 
     @staticmethod
     def from_json(data: Mapping[str, Any], task: type[Task] = Task, result: Any = Any) -> Rollout[Any, Any]:
         """Rebuild from `to_json`, with the types of task and result that the environment uses."""
-        rollout: AnyRollout = _adapter(task, result).validate_python(data)
+        of_these_types = Rollout.__class_getitem__((task, result))  # type: ignore[attr-defined]
+        rollout: AnyRollout = type_adapter(of_these_types).validate_python(data)
         return rollout
-
-
-def _adapter(task: Any, result: Any) -> Any:
-    return type_adapter(Rollout[task, result])
 
 
 @lru_cache(maxsize=1024)

@@ -1,17 +1,13 @@
-"""Alerts: messages about unhealthy metrics of a run, one when a condition begins and one when it ends.
+"""The conditions of the alerts, their thresholds with the reasons, and their messages.
 
 An alert is a pure function of the run's recent metrics (`History`) that returns a level: at 1 or more the alert begins,
-at 0 or less it ends, in between it does not change (hysteresis). The thresholds of each condition are below, with their
-reasons. A step whose numbers are missing changes nothing.
-
-An `AlertMonitor` processes the lines of ``metrics.jsonl`` in order. Its state depends only on those lines, so a resumed
-run restores it by reading them again.
+at 0 or less it ends, in between it does not change (hysteresis). A step whose numbers are missing changes nothing.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any, NamedTuple
@@ -293,62 +289,3 @@ ALERTS = (
         shows=("failed", "retried"),
     ),
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """The alerts that began and ended in a step, and the names of all active ones."""
-
-    begun: tuple[Alert, ...] = ()
-    ended: tuple[Alert, ...] = ()
-    active: tuple[str, ...] = ()
-
-
-def alert_intervals(records: Iterable[MetricsRecord]) -> list[tuple[str, int, int]]:
-    """The intervals of active alerts: name, first and last step, ordered by first step."""
-    intervals: list[tuple[str, int, int]] = []
-    on: dict[str, int] = {}
-    for record in records:
-        names = record.get("alerts", ())
-        on = {name: place for name, place in on.items() if name in names}
-        for name in names:
-            if name in on:
-                intervals[on[name]] = (name, intervals[on[name]][1], record["step"])
-            else:
-                on[name] = len(intervals)
-                intervals.append((name, record["step"], record["step"]))
-    return intervals
-
-
-class AlertMonitor:
-    """The alerts of a run.
-
-    Args:
-        records: the lines of ``metrics.jsonl`` so far.
-
-    Attributes:
-        active: names of the active alerts, in the order of `ALERTS`.
-    """
-
-    def __init__(self, records: Iterable[MetricsRecord] = ()) -> None:
-        self.history = History()
-        self.active: tuple[str, ...] = ()
-        for record in records:
-            self.see(record)
-
-    def see(self, record: MetricsRecord) -> Change:
-        """Process one more line of ``metrics.jsonl``."""
-        self.history = self.history.then(record)
-        before, active = self.active, []
-        for alert in ALERTS:
-            level = alert.level(self.history)
-            begins = level is not None and level >= 1
-            persists = alert.name in before and (level is None or level > 0)
-            if begins or persists:
-                active.append(alert.name)
-        self.active = tuple(active)
-        return Change(
-            begun=tuple(a for a in ALERTS if a.name in self.active and a.name not in before),
-            ended=tuple(a for a in ALERTS if a.name in before and a.name not in self.active),
-            active=self.active,
-        )

@@ -13,16 +13,18 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from tests.core.everything import played, settings
 
 from quintain.testing import isolated_plugins
-from quintain.training import alerts as alerts
-from quintain.training.alerts import ALERTS, Alert, AlertMonitor, Change, History, Thresholds, alert_intervals
+from quintain.training.metrics import alert_intervals
 from quintain.training.run_folder import Record
 from quintain.training.screen import Screen
 from quintain.training.storage import plain
 from quintain.training.summary import alerts as alerts_line
-
-from .everything import played, settings
+from quintain.training.summary import missing
+from quintain_alerts import conditions as alerts
+from quintain_alerts.conditions import ALERTS, Alert, History, Thresholds
+from quintain_alerts.monitor import AlertMonitor
 
 BY_NAME = {alert.name: alert for alert in ALERTS}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "health.md"
@@ -71,7 +73,7 @@ def spoiled(**changes: Callable[[int, float], Any]) -> list[Record]:
 def rung(records: list[Record]) -> dict[str, tuple[int, int]]:
     """First and last step of each alert."""
     alert_monitor = AlertMonitor()
-    told = [{"step": r["step"], "alerts": alert_monitor.see(r).active} for r in records]
+    told = [{"step": r["step"], "alerts": list(alert_monitor.see(r))} for r in records]
     found = alert_intervals(told)
     assert len({name for name, _, _ in found}) == len(found), found
     return {name: (first, last) for name, first, last in found}
@@ -208,13 +210,12 @@ def test_the_screen_says_it_once_when_it_begins_and_once_when_it_ends() -> None:
         out, alert_monitor = io.StringIO(), AlertMonitor()
         screen = Screen(out, quiet=quiet)
         for record in spoiled(truncated=lambda at, old: 0.5 if at < 20 else old):
-            screen.alerts(alert_monitor.see(record), record)
+            screen.alerts(alert_monitor.active, alert_monitor.see(record))
         begun, *ended = out.getvalue().splitlines()
         assert begun.startswith("alert: truncated: many answers")
         assert "(truncated 0.5" in begun
         assert begun.endswith(BY_NAME["truncated"].remedy)
         assert ended == ([] if quiet else ["alert over: truncated"])
-    assert not Change().active
 
 
 def test_when_they_rang() -> None:
@@ -225,6 +226,14 @@ def test_when_they_rang() -> None:
     assert alert_intervals(records) == [("b", 1, 1), ("a", 2, 3), ("c", 4, 6), ("a", 5, 5)]
     assert alerts_line(records) == "b (step 1), a (step 2 to 3 and 5), c (step 4 to the end)"
     assert alerts_line([{"step": 1}]) == ""
+
+
+def test_a_run_without_the_plugin_says_so() -> None:
+    """In its summary: silence would read as health."""
+    with isolated_plugins():
+        assert missing("alerts", "warns") == "pip install quintain-alerts warns"
+    with isolated_plugins(keep=("quintain", "quintain-alerts")):
+        assert missing("alerts", "warns") == ""
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda a: a.name)
@@ -266,7 +275,7 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     heard: list[dict[str, Any]] = []
     tracker = ModuleType("tracker")
     tracker.quintain_on_step_end = lambda event: heard.append(dict(event.metrics))  # type: ignore[attr-defined]
-    with isolated_plugins() as registry:
+    with isolated_plugins(keep=("quintain", "quintain-alerts")) as registry:
         registry.add("hooks", "tracker", tracker)
         records, screen, _ = played(tmp_path / "absurd", settings(**COLLAPSE))
     when = {name: first for name, first, _ in alert_intervals(records)}
@@ -275,7 +284,7 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     assert "entropy_collapse" in when
     assert screen.count("alert: entropy_collapse: ") == 1
     assert [r["alerts"] for r in heard] == [r["alerts"] for r in records[1:]]
-    assert AlertMonitor(records).active == tuple(records[-1]["alerts"])
+    assert list(AlertMonitor(records).active) == records[-1]["alerts"]
 
     calm, screen, _ = played(tmp_path / "calm", settings(**(COLLAPSE | {"learner__lr": 1e-4, "run__steps": 8})))
     assert "entropy_collapse" not in {name for r in calm for name in r.get("alerts", ())}
