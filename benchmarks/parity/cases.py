@@ -257,7 +257,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="CISPO",
         algorithm="cispo",
-        changes={"advantage": GROUP, "objective": {"cap": 1.3}},
+        changes={"advantage": GROUP, "objective": {"cap": 1.3}, "overlong": 0.0},
         trainer="grpo",
         settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
         says=("cispo, cap 1.3", "loss_type cispo, epsilon_high 1.3"),
@@ -267,7 +267,7 @@ CASES: tuple[Case, ...] = (
     Case(
         name="CISPO, ratio to the sampler",
         algorithm="cispo",
-        changes={"advantage": GROUP, "objective": {"cap": 1.3}, "ratio_to": "mu"},
+        changes={"advantage": GROUP, "objective": {"cap": 1.3}, "ratio_to": "mu", "overlong": 0.0},
         trainer="grpo",
         settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
         says=("ratio_to mu", "old_per_token_logps = the sampler's"),

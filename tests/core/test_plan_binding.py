@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 
+from quintain import Limits
 from quintain.errors import BindingError
 from quintain.interfaces.algorithm import Algorithm
 from quintain.interfaces.sampling_plan import SamplingPlan
-from quintain.learning.algorithms import DR_GRPO
+from quintain.learning.algorithms import DAPO, DR_GRPO
 from quintain.registry.binding import bind
+from quintain.training.build import remarks
 from quintain.training.recipe.tables import Recipe
 from quintain.training.resolve import resolve_algorithm
 from quintain.types.sampling import ThinkingBudget
+
+from .everything import Talk
 
 ENVIRONMENT = '[[environments]]\nuse = "arithmetic"\n'
 
@@ -123,3 +127,14 @@ def test_ranges_are_checked_where_the_plan_is_made() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             bind(DR_GRPO, {"plan": changes}, who="algorithm 'dr_grpo'")
+
+
+@pytest.mark.parametrize(("tokens", "noted"), [(None, False), (90, True), (100, False)])
+def test_overlong_punishment_that_the_environment_forestalls_is_noted(tokens: int | None, noted: bool) -> None:
+    """The punishment is a share of `sampling.max_tokens`; a smaller limit of the episode ends answers before."""
+    recipe = Recipe.of({"sampling": {"max_tokens": 100}, "environments": [{"use": "x"}]})
+    environments = [Talk().overridden(limits=Limits(tokens=tokens)), Talk()]
+    found = [note for note in remarks(recipe, DAPO, environments) if "limits.tokens" in note]
+    assert found == [note for note in found if "more than 80 of 100" in note and "stops episodes at 90" in note]
+    assert bool(found) is noted
+    assert not remarks(recipe, DAPO.replace(overlong=0.0), environments)

@@ -144,6 +144,25 @@ def test_maxrl_refuses_what_its_logarithm_does_not_know() -> None:
         find("advantage", "maxrl").configure(form="middle")(step([0.0, 1.0]))
 
 
+def test_length_reward_by_hand() -> None:
+    """Lengths 1, 3 and 5 give lambda 0.5, 0 and -0.5; a wrong answer gets at most 0. Group 1 has one length."""
+    lengths, outcomes = (1, 3, 5, 1, 4, 4), (1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
+    samples = tuple(
+        Sample(sequences=(batches.sequence([1], [2] * n),), outcome=r, group=int(i > 3))
+        for i, (n, r) in enumerate(zip(lengths, outcomes, strict=True))
+    )
+    held = Step(batch=Batch(samples=samples), rewards=outcomes)
+    piece = find("advantage", "length_reward")
+    plain = [0.25, 0.25, 0.25, -0.75, 0.5, -0.5]
+    values, state = piece(held, state=None)
+    assert (values, state) == (pytest.approx(plain), 1)
+    assert piece(held, state=49)[0] == pytest.approx(plain)
+    values, state = piece(held, state=50)
+    assert (values, state) == (pytest.approx([0.75, 0.25, -0.25, -0.75, 0.5, -0.5]), 51)
+    wrong = Step(batch=Batch(samples=tuple(replace(s, outcome=0.0) for s in samples)), rewards=(0.0,) * 6)
+    assert piece.configure(weight=2.0, start=0)(wrong, state=None)[0] == pytest.approx([0.25, 0.25, -0.75, 0.25, 0, 0])
+
+
 def test_returns_and_process_rewards_by_hand() -> None:
     """Two turns of one and two tokens with scores 0.5 and 0.25; 1.25 came for the whole, hence with the last token."""
     sample = Sample(

@@ -90,9 +90,9 @@ async def _run_training(
     async with engine, opened(chosen(recipe, algorithm), slots, own, state and state["services"]) as services:
         learner.serve(services)
         algorithm = learner.algorithm or algorithm
-        for note in remarks(recipe, algorithm):
-            screen.note(note)
         environments = [spec.make(services) for spec in specs]
+        for note in remarks(recipe, algorithm, environments):
+            screen.note(note)
         replays.environments = named(distinct(spec.name for spec in specs), environments)
         run = Run(
             recipe=recipe,
@@ -135,10 +135,17 @@ async def _run_training(
             return await train(run)
 
 
-def remarks(recipe: Recipe, algorithm: Algorithm) -> list[str]:
-    """Messages about settings of the algorithm that have no effect with this recipe."""
+def remarks(recipe: Recipe, algorithm: Algorithm, environments: Sequence[Environment[Any, Any]]) -> list[str]:
+    """Messages about settings of the algorithm that have no effect, or less, with this recipe and *environments*."""
     notes = []
     thinking_budget, longest = algorithm.plan.thinking_budget, recipe.sampling.max_tokens
+    shortest = min((e.limits.tokens for e in environments if e.limits.tokens is not None), default=longest)
+    if algorithm.overlong and shortest < longest:
+        notes.append(
+            f"{algorithm.name} punishes turns of more than {longest * (1 - algorithm.overlong):,.0f} of {longest:,} "
+            f"tokens (sampling.max_tokens), but an environment stops episodes at {shortest:,} (limits.tokens); lower "
+            "sampling.max_tokens to that limit"
+        )
     if thinking_budget is not None and thinking_budget.min_tokens >= longest:
         notes.append(
             f"{algorithm.name} interrupts a turn after {thinking_budget.min_tokens:,} to "

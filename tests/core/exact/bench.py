@@ -27,7 +27,7 @@ from quintain.testing import rollout
 from quintain.testing.scripted import ScriptedEngine
 
 from .. import batches
-from .methods import BASELINE, EMA_STATE
+from .methods import BASELINE, STATES
 from .policies import Array, Path, Policies, Tree, log_softmax, multisets
 
 Logits = dict[str, Array]
@@ -182,9 +182,8 @@ class Package:
             penalty=penalty,
             statistics={"prox_logp": prox.logp, "square": prox.square},
         )
-        found = (
-            algorithm.advantage(step, state=EMA_STATE)[0] if algorithm.advantage.stateful else algorithm.advantage(step)
-        )
+        piece = algorithm.advantage
+        found = piece(step, state=STATES.get(piece.name))[0] if piece.stateful else piece(step)
         if inspect.isawaitable(found):
             found = asyncio.run(_awaited(found))
         advantage = found if isinstance(found, Tensor) else torch.tensor(found, dtype=torch.float64)[owner]

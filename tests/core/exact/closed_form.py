@@ -78,6 +78,21 @@ def excess_over_success(r: Array) -> Array:
     return less_mean(r) / r.mean() if r.mean() else np.zeros_like(r)
 
 
+def brief(weight: float) -> Advantage:
+    """R + weight * length reward, less the mean of the group; lambda falls from 1/2 for the shortest to -1/2."""
+
+    def run(earned: Earned) -> PerToken:
+        paths, values = earned.seen.paths, np.zeros(earned.seen.count)
+        for indices in earned.seen.groups:
+            lengths = np.array([len(paths[i]) for i in indices])
+            bonus = 0.5 - (lengths - lengths.min()) / max(1, np.ptp(lengths)) if np.ptp(lengths) else 0.0 * lengths
+            right = np.array([paths[i].outcome >= 1 for i in indices])
+            values[indices] = less_mean(earned.totals[indices] + weight * np.where(right, bonus, np.minimum(0, bonus)))
+        return per_sample(earned, values)
+
+    return run
+
+
 def less_batch_mean(earned: Earned) -> PerToken:
     return per_sample(earned, less_mean(earned.totals))
 

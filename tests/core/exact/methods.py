@@ -17,7 +17,8 @@ from .closed_form import Method, Penalty
 Pair = tuple[Algorithm, Method]
 BASELINE = 0.37
 """Of the moving average: what earlier batches left; and what the greedy answer earns."""
-EMA_STATE = {"average": 0.1 * BASELINE, "weight": 0.1}
+STATES = {"ema": {"average": 0.1 * BASELINE, "weight": 0.1}}
+"""Of stateful advantages, by name; others begin."""
 
 DR_GRPO = Method(advantage=cf.in_groups(cf.less_mean), slope=cf.clip(), share=cf.by_constant)
 GRPO = Method(
@@ -46,7 +47,7 @@ CORE: dict[str, Method] = {
     ),
     "dr_grpo": DR_GRPO,
     "dapo": GRPO.replace(slope=cf.clip(0.2, 0.28), share=cf.by_token, kl=None, overlong=0.2),
-    "cispo": GRPO.replace(slope=cf.capped(5.0), share=cf.by_token, kl=None),
+    "cispo": GRPO.replace(slope=cf.capped(5.0), share=cf.by_token, kl=None, overlong=0.2),
     "gspo": GRPO.replace(slope=cf.geometric_clip(3e-4, 4e-4), whole=True, kl=None),
     "dppo": DR_GRPO.replace(slope=cf.divergence_mask("tv", 0.15)),
     "maxrl": RLOO.replace(advantage=cf.in_groups(cf.excess_over_success)),
@@ -99,6 +100,7 @@ CHOICES: dict[str, Pair] = {
     "raw": _advantage("raw", cf.less_constant(0.0)),
     "ema": _advantage("ema", cf.less_constant(BASELINE)),
     "greedy": _advantage("greedy", cf.less_constant(BASELINE)),
+    "length_reward": _advantage("length_reward", cf.brief(0.7), weight=0.7, start=0),
     "group_mean": _advantage("group_mean", cf.in_groups(cf.less_mean)),
     "process_norm": (INSTALLED["grpo"].replace(advantage="process_norm"), GRPO.replace(advantage=cf.process)),
     "maxrl-success": _advantage("maxrl", cf.in_groups(cf.over_success), form="success"),

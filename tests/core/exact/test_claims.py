@@ -102,7 +102,7 @@ CLAIMS = {
     "kimi": own_mean("the mean holds the sample itself; d = 0; no division by a length", scale=1.0),
     "grpo": biased(0.976, "divided by the spread of the group and the length of the sample"),
     "dapo": biased(0.345, "divided by the spread of the group and the tokens of the batch; punished for length"),
-    "cispo": biased(0.987, "divided by the spread of the group and the tokens of the batch"),
+    "cispo": biased(0.345, "divided by the spread of the group and the tokens of the batch; punished for length"),
     "gspo": biased(0.976, "divided by the spread of the group and the length of the sample"),
     "olmorl": biased(0.998, "divided by the tokens of the batch"),
     "scalerl": biased(0.987, "divided by the spread of the batch and the tokens of the group"),

@@ -26,7 +26,7 @@ from ..algorithms import INSTALLED
 from ..models import tiny_model, with_exact_norms
 from .bench import Bench, pruned, sample_of
 from .closed_form import Method, Taken
-from .methods import CORE, EMA_STATE, PAIRS
+from .methods import CORE, PAIRS, STATES
 from .policies import Array, Path, Policies, Seen, Tree
 
 TREE = Tree(vocab=3, longest=3)
@@ -102,8 +102,8 @@ class Update:
 def learner_of(algorithm: Algorithm, **options: Any) -> tuple[Learner, list[Update]]:
     """A learner of the model number 0, ref being the number 2; its updates are noted down."""
     learner = Learner(fresh(0), algorithm, reference=fresh(2), **(OPTIONS | options))
-    if algorithm.advantage.stateful:
-        learner._piece_state["advantage"] = dict(EMA_STATE)
+    if algorithm.advantage.name in STATES:
+        learner._piece_state["advantage"] = dict(STATES[algorithm.advantage.name])
     found: list[Update] = []
 
     def note(optimizer: Any, *_: Any) -> None:

@@ -15,7 +15,11 @@ from ..batch import Batch
 
 @aggregation
 def token(batch: Batch) -> list[float]:
-    """1 / (tokens of the batch): every token weighs the same (DAPO, 2503.14476, equation 8)."""
+    """1 / (tokens of the batch): every token weighs the same, as in the code of DAPO's authors and in most trainers.
+
+    The equations that define a token mean (DAPO, 2503.14476, equation 8; CISPO, 2506.13585, equation 4) divide by the
+    tokens of one group, inside the expectation over prompts: that is `prompt`.
+    """
     return [1 / max(1, batch.tokens)] * len(batch.samples)
 
 
@@ -46,7 +50,9 @@ def constant(batch: Batch, *, length: int | None = None) -> list[float]:
 
 @aggregation
 def prompt(batch: Batch) -> list[float]:
-    """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL, 2510.13786)."""
+    """1 / (P tokens of the group): every group weighs the same, and every token inside it (ScaleRL, 2510.13786). With
+    groups of 10 and 100 tokens, a token of the short one weighs 1/20; under `token` it weighs 1/110.
+    """
     weights = [0.0] * len(batch.samples)
     for indices in batch.groups:
         tokens = sum(batch.samples[i].tokens for i in indices)

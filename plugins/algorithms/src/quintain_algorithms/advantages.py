@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from quintain import Algorithm, Replay, Sampled, Sampling, TokenEngine, Weights, advantage, need, per_group
 from quintain.errors import UsageError
-from quintain.learning import Sample, Step, advantages
+from quintain.learning import SUCCESS, Sample, Step, advantages, reaches
 
 NormalisedOver = Literal["batch", "environment"]
 TOLERANCE = advantages.TOLERANCE
@@ -95,6 +95,42 @@ def maxrl(
     if mean <= tolerance:
         return [0.0] * len(rewards)
     return [value / mean for value in (advantages.centre(rewards, tolerance) if form == "centred" else rewards)]
+
+
+@advantage
+def length_reward(
+    step: Step,
+    *,
+    weight: float = 1.0,
+    start: int = 50,
+    success: float = SUCCESS,
+    tolerance: float = TOLERANCE,
+    state: Any = None,
+) -> tuple[list[float], int]:
+    """R + weight * length reward, less its mean over the group (Kimi k1.5, 2501.12599, section 2.3.3).
+
+    With lambda = 0.5 - (length - shortest) / (longest - shortest) over the samples of a group, the length reward is
+    lambda for a sample that succeeded and min(0, lambda) for any other; 0 where all are of one length. So short right
+    answers gain, long ones lose, right or wrong. Lengths are in trained tokens. The paper trains without it first, as
+    it slows down the start, and states neither its weight nor when it begins.
+
+    Args:
+        weight: below 2 a right answer stays above every wrong one of its group (outcomes of 0 and 1).
+        start: number of batches without the length reward.
+        success: outcome from which on a sample succeeded.
+    """
+    done, out = int(state or 0), [0.0] * len(step.rewards)
+    samples = step.batch.samples
+    for indices in step.groups:
+        shortest, longest = (f(samples[i].tokens for i in indices) for f in (min, max))
+        rewards = [step.rewards[i] for i in indices]
+        if done >= start and shortest < longest:
+            for k, i in enumerate(indices):
+                bonus = 0.5 - (samples[i].tokens - shortest) / (longest - shortest)
+                rewards[k] += weight * (bonus if reaches(samples[i].outcome, success) else min(0.0, bonus))
+        for i, value in zip(indices, advantages.centre(rewards, tolerance), strict=True):
+            out[i] = value
+    return out, done + 1
 
 
 @advantage

@@ -9,7 +9,7 @@ from __future__ import annotations
 from quintain import KL, Algorithm, SamplingPlan, ThinkingBudget
 from quintain.learning import advantages, aggregation, corrections, group_filter, objectives
 
-from .advantages import batch_norm, maxrl, optimal_token, reinforce_pp, reinforce_pp_baseline
+from .advantages import batch_norm, length_reward, maxrl, optimal_token, reinforce_pp, reinforce_pp_baseline
 from .corrections import trm
 from .objectives import cispo, dppo_tv, gspo, mirror_descent
 
@@ -41,13 +41,15 @@ REINFORCE_PP_BASELINE = Algorithm(
 
 CISPO = Algorithm(
     name="cispo",
-    summary="The importance weight is capped and carries no gradient, so no token is ever dropped.",
+    summary="A capped weight without gradient drops no token; dynamic sampling and overlong punishment of DAPO.",
     source="MiniMax 2025, arXiv 2506.13585",
     advantage=advantages.group_norm,
     objective=cispo,
     correction=corrections.uncorrected,
-    aggregation=aggregation.token,
-    group_filter=group_filter.minimum,
+    aggregation=aggregation.token,  # equation 4 is `prompt`; it cites DAPO's loss, whose authors average as here
+    group_filter=group_filter.varied,
+    overlong=0.2,  # the paper takes dynamic sampling and length penalty from DAPO, without numbers: DAPO's
+    plan=SamplingPlan(resample="dynamic"),
     published={"group": 16, "minibatches": 16, "temperature": 1.0},
 )
 
@@ -67,7 +69,7 @@ DPPO = Algorithm(
     name="dppo",
     summary="Drops tokens that moved too far from the sampler in probability (binary TV 0.15), not in ratio.",
     source="2026, arXiv 2602.04879",
-    advantage=advantages.group_mean,
+    advantage=advantages.group_mean,  # neither spread nor length divides: the recipe of the authors (in verl)
     objective=dppo_tv,
     correction=corrections.uncorrected,
     aggregation=aggregation.constant,
@@ -90,9 +92,9 @@ MAXRL = Algorithm(
 
 KIMI = Algorithm(
     name="kimi",
-    summary="Mirror descent by a squared loss on the log-ratio of whole answers; the optimizer starts anew.",
-    source="Kimi k1.5 2025, arXiv 2501.12599, section 2.3.2",
-    advantage=advantages.group_mean,
+    summary="Mirror descent by a squared loss on the log-ratio of whole answers, a length reward after 50 batches.",
+    source="Kimi k1.5 2025, arXiv 2501.12599, sections 2.3.2 and 2.3.3",
+    advantage=length_reward,
     objective=mirror_descent,
     correction=corrections.uncorrected,
     aggregation=aggregation.sequence,

@@ -125,7 +125,8 @@ def mirror_descent(t: LossInputs, *, tau: float = 0.1) -> Tensor:
     (2501.12599, equation 3), with gradient -A grad log theta + tau / 2 grad d^2.
 
     The paper divides by nothing; the factor 1 / (2 tau) makes the gradient that of its equation 4. With A = R -
-    mean(group) the mean stands for tau log Z (an approximation). The paper does not give tau.
+    mean(group) the mean stands for tau log Z (an approximation). The paper does not give tau. verl's nearest loss takes
+    d per token.
     """
     d = t.log_ratio("product")
     return (t.sample_mean(t.advantage) - tau * d).square() / (2 * tau)
