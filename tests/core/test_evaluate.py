@@ -17,7 +17,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.cli import main
-from quintain.cli.evaluate import Bar
 from quintain.errors import EnvironmentFault, NoTasksError, PolicyFault, UsageError
 from quintain.evaluation.answers import final_answer
 from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
@@ -28,6 +27,7 @@ from quintain.interfaces.reward import reward
 from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.testing.scripted import ScriptedEngine
+from quintain.training.screen import Screen
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
@@ -357,11 +357,12 @@ def test_progress_without_a_terminal_is_sparse(
 ) -> None:
     """A line per tenth of the work, but none within ten seconds of the last; the bar's own clock runs here."""
     clock = 0.0
-    monkeypatch.setattr("quintain.cli.evaluate.time.monotonic", lambda: clock)
-    with Bar(40, "sums test") as bar:
+    monkeypatch.setattr("quintain.training.screen.time.monotonic", lambda: clock)
+    with Screen() as screen:
+        screen.phase("sums test", 40)
         for done in range(1, 41):
             clock = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
-            bar.advance()
+            screen.advance()
     assert capsys.readouterr().err.splitlines() == [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
 
 

@@ -14,7 +14,13 @@ from .. import __version__
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 
 if TYPE_CHECKING:
+    from ..registry.binding import signature_of as signature_of
+    from ..registry.discovery import Component as Component
+    from ..registry.discovery import normalise as normalise
+    from ..registry.lookup import Registry as Registry
+    from ..registry.lookup import current as current
     from .evaluate import services_of as services_of
+    from .listing import clash as clash
     from .options import Count as Count
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
@@ -22,16 +28,16 @@ COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
-    "chat": ("quintain.cli.chat:chat", "Talk to a trained model."),
     "list": ("quintain.cli.listing:list_", "List installed components without importing them."),
     "info": ("quintain.cli.info:info", "Describe a component: settings, services and documentation."),
-    "doctor": ("quintain.cli.doctor:doctor", "Import and time every component and report errors."),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 
 INTERRUPTED = 130
 
-_HOME = {"Count": "options", "services_of": "evaluate", "sigterm_as_ctrl_c": "train"}
+_HOME = {"Count": ".options", "clash": ".listing", "services_of": ".evaluate", "sigterm_as_ctrl_c": ".train"}
+_HOME |= {"Component": "..registry.discovery", "normalise": "..registry.discovery", "current": "..registry.lookup"}
+_HOME |= {"Registry": "..registry.lookup", "signature_of": "..registry.binding"}
 
 __all__ = sorted(["main", *_HOME], key=str.casefold)
 
@@ -40,7 +46,7 @@ def __getattr__(name: str) -> Any:
     # Helpers that plugin commands share; `quintain --help` imports none of them.
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    return getattr(import_module(_HOME[name], __name__), name)
 
 
 class Commands(click.Group):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +27,6 @@ if TYPE_CHECKING:
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
-PAUSE = 10.0  # seconds between lines of progress
 
 
 @click.command("eval")
@@ -149,15 +145,17 @@ async def _evaluated(
     from ..evaluation.evaluation import evaluate as measure
     from ..evaluation.evaluation import tasks_of
     from ..services.manager import BY_OPTION, opened
+    from ..training.screen import for_terminal
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
         chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
         engine = client or ControlEngine(environment, control)
         async with engine:
-            with Bar(len(chosen) * settings["samples"], f"{spec.name} {settings['split']}") as bar:
+            with for_terminal() as screen:
+                screen.phase(f"{spec.name} {settings['split']}", len(chosen) * settings["samples"])
                 return await measure(
-                    environment, engine, tasks=chosen, services=services, progress=lambda _: bar.advance(), **settings
+                    environment, engine, tasks=chosen, services=services, progress=screen.advance, **settings
                 )
 
 
@@ -271,39 +269,6 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     if not isinstance(client, Engine):
         raise UsageError(f"{name!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
     return client
-
-
-class Bar(AbstractContextManager["Bar"]):
-    """Progress on standard error: a bar on a terminal, else at most one line per tenth and per `PAUSE` seconds."""
-
-    def __init__(self, total: int, title: str) -> None:
-        self._total, self._title, self._done = total, title, 0
-        self._tenths, self._printed = 0, time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Bar:
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-            self._bar.add_task(self._title, total=self._total)
-            self._bar.start()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self) -> None:
-        """Count one rollout."""
-        self._done += 1
-        if self._bar is not None:
-            self._bar.advance(self._bar.task_ids[0])
-        elif self._done * 10 // self._total > self._tenths and time.monotonic() - self._printed >= PAUSE:
-            self._tenths, self._printed = self._done * 10 // self._total, time.monotonic()
-            click.echo(f"{self._title}: {self._done} of {self._total}", err=True)
 
 
 def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..rollouts.chat.bridge import Conversation as Conversation
+    from ..rollouts.chat.bridge import stops as stops
     from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
     from ..rollouts.runner import RolloutRequest as RolloutRequest
     from ..rollouts.runner import run_groups as run_groups
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from .build import seed_everything as seed_everything
     from .check import check_recipe as check_recipe
     from .checkpoint import save_model as save_model
+    from .hooks import Hooks as Hooks
     from .interrupts import stop_on_signal as stop_on_signal
     from .metrics import TRAINING as TRAINING
     from .metrics import alert_intervals as alert_intervals
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from .tasks import shuffled as shuffled
 
 _HOMES = {
+    "..rollouts.chat.bridge": ("Conversation", "stops"),
     "..rollouts.chat.thinking_budget": ("cut_where_stopped",),
     "..rollouts.runner": ("RolloutRequest", "run_groups"),
     "..services.manager": ("BY_OPTION", "Choice"),
@@ -73,6 +77,7 @@ _HOMES = {
     ".build": ("embedded_engine", "learner_options", "run_training", "seed_everything"),
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),
+    ".hooks": ("Hooks",),
     ".interrupts": ("stop_on_signal",),
     ".metrics": ("TRAINING", "alert_intervals", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),

@@ -11,6 +11,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
+PAUSE = 10.0
+"""Seconds between the lines that report the progress of a phase."""
+
 
 class Screen(AbstractContextManager["Screen"]):
     """Plain lines, one per event, for logs and pipes; `for_terminal` returns the live screen on a terminal.
@@ -26,6 +29,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._steps = 0
         self._began = time.monotonic()
         self._done_before = 0
+        Screen.phase(self, "")
 
     def __exit__(self, *exc: object) -> None:
         return None
@@ -45,9 +49,16 @@ class Screen(AbstractContextManager["Screen"]):
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Start the phase *name*, with *total* items."""
+        self._phase_name, self._items, self._items_done = name, total, 0
+        self._tenths, self._reported = 0, time.monotonic()
 
     def advance(self, piece: object = None) -> None:
-        """Count one item of the phase."""
+        """Count one item of the phase; report at most each tenth of it, and each `PAUSE` seconds."""
+        self._items_done += 1
+        tenths = self._items_done * 10 // self._items if self._items else 0
+        if tenths > self._tenths and time.monotonic() - self._reported >= PAUSE:
+            self._tenths, self._reported = tenths, time.monotonic()
+            self.note(f"{self._phase_name}: {self._items_done} of {self._items}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print the metrics of a step."""
@@ -74,7 +85,15 @@ class LiveScreen(Screen):
     def __init__(self, out: TextIO | None = None) -> None:
         super().__init__(out)
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            SpinnerColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
 
         self._console = Console(file=self._out)
         self._progress = Progress(
@@ -83,7 +102,7 @@ class LiveScreen(Screen):
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[left]}"),
+            TimeRemainingColumn(),
             console=self._console,
             transient=True,
         )
@@ -99,12 +118,12 @@ class LiveScreen(Screen):
 
     def start(self, steps: int, done: int = 0) -> None:
         super().start(steps, done)
-        self._training = self._progress.add_task("training", total=steps, completed=done, left="")
+        self._training = self._progress.add_task("training", total=steps, completed=done)
 
     def phase(self, name: str, total: int | None = None) -> None:
         if self._phase is not None:
             self._progress.remove_task(self._phase)
-        self._phase = self._progress.add_task(name, total=total, left="")
+        self._phase = self._progress.add_task(name, total=total)
 
     def advance(self, piece: object = None) -> None:
         if self._phase is not None:
@@ -113,7 +132,7 @@ class LiveScreen(Screen):
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         super().step(step, metrics)
         if self._training is not None:
-            self._progress.update(self._training, completed=step, left=f"left {clock(self._left(step))}")
+            self._progress.update(self._training, completed=step)
 
     def _print(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False)

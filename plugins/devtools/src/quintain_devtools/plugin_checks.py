@@ -1,6 +1,6 @@
 """Import checks of components, one interpreter per distribution.
 
-``python -m quintain.cli.plugin_checks RESULTS KIND:ID ...`` is such an interpreter: it imports those components and
+``python -m quintain_devtools.plugin_checks RESULTS KIND:ID ...`` is such an interpreter: it imports components and
 appends one line of JSON for each to the file RESULTS (not to standard output, where plugins may print).
 """
 
@@ -17,10 +17,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from ..errors import PluginError
-from ..registry.discovery import Component
-from ..registry.lookup import Registry, current
-from .listing import clash
+from quintain.cli import Component, Registry, clash, current, signature_of
+from quintain.errors import PluginError
+from quintain.training import Hooks
 
 Status = Literal["ok", "extra", "error"]
 
@@ -87,9 +86,6 @@ def check(component: Component, registry: Registry) -> Finding:
 
 
 def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
-    from ..registry.binding import signature_of
-    from ..training.hooks import Hooks
-
     try:
         entry = registry.entry(component)
     except PluginError as e:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
-from .options import Count
-
-if TYPE_CHECKING:
-    from ..engines.embedded.engine import EmbeddedEngine
-    from ..types.sampling import Sampling
+from quintain import Message, Sampling, TokenEngine
+from quintain.cli import Count, current
 
 
 @click.command()
@@ -27,19 +23,17 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
 
     An empty line or Ctrl-D ends the conversation; /new starts a new one.
     """
-    from ..engines.embedded.engine import EmbeddedEngine
-    from ..training.runs import model_named
-    from ..types.sampling import Sampling
+    from quintain.training import model_named
 
     path, own_system = model_named(run, folder)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    asyncio.run(_converse(EmbeddedEngine(path), sampling, own_system if system is None else system, once))
+    engine = current().load("engine", "embedded")(path)
+    asyncio.run(_converse(engine, sampling, own_system if system is None else system, once))
 
 
-async def _converse(engine: EmbeddedEngine, sampling: Sampling, system: str, once: str | None) -> None:
+async def _converse(engine: TokenEngine, sampling: Sampling, system: str, once: str | None) -> None:
     """Answer *once*, or each line of standard input until an empty one."""
-    from ..rollouts.chat.bridge import Conversation, stops
-    from ..types.task import Message
+    from quintain.training import Conversation, stops
 
     def new_conversation() -> Conversation:
         conversation = Conversation(engine.tokenizer)

@@ -9,9 +9,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 import click
 
-from ..errors import UnknownNameError
-from ..registry.discovery import Component, normalise
-from ..registry.lookup import current
+from quintain.cli import Component, current, normalise
+from quintain.errors import UnknownNameError
+
 from .plugin_checks import Finding, examine
 
 COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
