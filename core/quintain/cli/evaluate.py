@@ -233,8 +233,8 @@ def _sampling(temperature: float | None, max_tokens: int, samples: int) -> Sampl
 
 def _ks(text: str) -> tuple[int, ...]:
     parts = [p.strip() for p in text.split(",") if p.strip()]
-    if not all(p.isdecimal() for p in parts):
-        raise UsageError(f"--k {text!r}: expected whole numbers with commas, such as 1,4,8")
+    if not all(p.isdecimal() and len(p) < 10 for p in parts):
+        raise UsageError(f"--k {text[:100]!r}: expected whole numbers with commas, such as 1,4,8")
     return tuple(map(int, parts))
 
 

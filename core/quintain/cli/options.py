@@ -19,4 +19,4 @@ class Count(click.IntRange):
         try:
             return super().convert(value, param, ctx)
         except click.BadParameter:
-            self.fail(f"expected a whole number of at least {self.min}, got {str(value)!r}", param, ctx)
+            self.fail(f"expected a whole number of at least {self.min}, got {str(value)[:100]!r}", param, ctx)

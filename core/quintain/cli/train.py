@@ -123,7 +123,7 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
-        stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()
+        stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()[:50]
         recipe = recipe.replace({"run.name": free_name(recipe.run.folder, stem)})
     check_recipe(recipe)  # an invalid recipe must not take the name
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())

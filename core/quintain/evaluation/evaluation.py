@@ -30,6 +30,8 @@ AnswerOf = Callable[[AnyRollout], str | None]
 MOST_TASKS = 50_000
 """A split with more tasks than this counts as endless: the caller must say how many to take."""
 
+MOST_SAMPLES = 65_536
+
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
@@ -304,8 +306,8 @@ def _requests(
 
 
 def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
-    if samples < 1:
-        raise UsageError(f"{samples} samples per task were asked for; expected at least 1")
+    if not 1 <= samples <= MOST_SAMPLES:
+        raise UsageError(f"{samples} samples per task were asked for; expected 1 to {MOST_SAMPLES:,}")
     if wrong := [k for k in ks if not 1 <= k <= samples]:
         raise UsageError(
             f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with --samples)"

@@ -54,9 +54,9 @@ class SamplingPlan:
         ):
             if getattr(self, name) not in allowed:
                 raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected {', '.join(allowed)}")
-        for name, least in (("attempts", 1), ("difficulty_samples", 0), ("staleness", 0)):
-            if type(getattr(self, name)) is not int or getattr(self, name) < least:
-                raise UsageError(f"plan.{name} is {getattr(self, name)!r}; expected a whole number from {least}")
+        for name, least, most in (("attempts", 1, 10_000), ("difficulty_samples", 0, 65_536), ("staleness", 0, 10_000)):
+            if type(value := getattr(self, name)) is not int or not least <= value <= most:
+                raise UsageError(f"plan.{name} is {value!r}; expected a whole number from {least} to {most:,}")
         if self.drop_solved is not None and not 0 < self.drop_solved <= 1:
             raise UsageError(f"plan.drop_solved is {self.drop_solved!r}; expected a success rate above 0, at most 1")
         if len(self.difficulty_range) != 2 or not 0 <= self.difficulty_range[0] <= self.difficulty_range[1] <= 1:

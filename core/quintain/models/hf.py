@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -66,10 +67,10 @@ def is_folder(name: str) -> bool:
     """Whether a model called *name* is a folder, there or not: a hub's name neither begins nor ends like a path, and
     one that begins with a folder that is here is only the hub's where its cache has it.
     """
-    if Path(name).expanduser().exists() or name.startswith((".", "/", "~")) or name.endswith("/"):
+    if os.path.exists(os.path.expanduser(name)) or name.startswith((".", "/", "~")) or name.endswith("/"):
         return True
     owner, slash, _ = name.partition("/")
-    return bool(slash) and Path(owner).is_dir() and not _is_cached(name)
+    return bool(slash) and os.path.isdir(owner) and not _is_cached(name)
 
 
 def check_folder(name: str) -> None:
@@ -78,12 +79,12 @@ def check_folder(name: str) -> None:
     Raises:
         UsageError: it is not, or is a file; the nearest folder beside it is shown.
     """
-    path = Path(name).expanduser()
-    if not is_folder(name) or path.is_dir():
+    path = Path(os.path.expanduser(name))  # the functions of os refuse no name
+    if not is_folder(name) or os.path.isdir(path):
         return
-    if path.exists():
+    if os.path.exists(path):
         raise UsageError(f"model {name!r} is a file; expected a folder in Hugging Face format, or a hub name")
-    beside = (p.name for p in path.parent.glob("*") if p.is_dir())
+    beside = (p.name for p in path.parent.glob("*") if p.is_dir()) if os.path.isdir(path.parent) else ()
     near = nearest(path.name, beside)
     near = meaning(near and name.rstrip("/").removesuffix(path.name) + near)
     taken = "" if path.is_absolute() or name[0] in ".~" or name.endswith("/") else _taken(name)

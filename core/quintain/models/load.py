@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +73,7 @@ def load_model(
     path = str(name_or_path)
     if is_folder(path):
         check_folder(path)
-        path = str(Path(path).expanduser())
+        path = os.path.expanduser(path)
         _check_folder(Path(path))
     tokenizer = _from_pretrained(AutoTokenizer, path)
     kind = "auto" if dtype == "auto" else as_dtype(dtype)
@@ -118,8 +119,10 @@ def as_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise UsageError(f"device {name!r}: expected auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError(f"device {name!r}: this torch sees no GPU; use device = 'auto' or 'cpu'")
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is not supported: expected auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= (gpus := torch.cuda.device_count()):
+        raise UsageError(f"device {name!r}: this torch sees {gpus} GPUs; use device = 'auto' or 'cpu'")
     return device
 
 
@@ -194,7 +197,7 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         where = (
             "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"
-            if Path(path).exists()
+            if os.path.exists(path)
             else (
                 f"no such folder, and the hub's cache does not have it; download it once with `hf download {path}`, "
                 "or name a folder in Hugging Face format"
@@ -210,7 +213,7 @@ def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
     try:
         return kind.from_pretrained(path, local_files_only=True, **options)
     except OSError:
-        if Path(path).exists():
+        if os.path.exists(path):
             raise
     if reason := unreachable():
         raise UsageError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -86,14 +87,19 @@ def discover() -> Iterator[Component]:
     """Yield every installed component in the order of `sys.path`; the first distribution of a name hides later ones."""
     seen: set[str] = set()
     for dist in distributions():
-        name, version = _name_and_version(dist)
-        if not name or name in seen:
+        try:
+            name, version = _name_and_version(dist)
+            if not name or name in seen:
+                continue
+            entry_points = [e for e in dist.entry_points if e.group in KINDS]
+            record = json.loads(dist.read_text("direct_url.json") or "{}") if entry_points and name != CORE else {}
+            editable = record.get("dir_info", {}).get("editable")
+        except (ValueError, TypeError, AttributeError) as error:  # such as bytes that are not UTF-8
+            place = getattr(dist, "_path", "without a path")
+            logging.getLogger(__name__).warning("distribution %s is unreadable; install it again (%s)", place, error)
             continue
         seen.add(name)
-        entry_points = [e for e in dist.entry_points if e.group in KINDS]
-        origin: Origin = "built-in" if name == CORE else "installed"
-        if entry_points and name != CORE and (record := dist.read_text("direct_url.json")):
-            origin = "editable" if json.loads(record).get("dir_info", {}).get("editable") else "installed"
+        origin: Origin = "built-in" if name == CORE else "editable" if editable else "installed"
         for e in entry_points:
             kind, target = KINDS[e.group], e.value.partition("[")[0].strip()
             yield Component(kind=kind, name=e.name, target=target, distribution=name, version=version, origin=origin)
@@ -113,9 +119,5 @@ def normalise(name: str) -> str:
 def _name_and_version(dist: Distribution) -> tuple[str, str]:
     # `dist.metadata` runs the e-mail parser over the whole README: 200 ms for 187 distributions, 14 ms this way.
     text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    headers: dict[str, str] = {}
-    for line in text.partition("\n\n")[0].splitlines():
-        key, colon, value = line.partition(":")
-        if colon and key in ("Name", "Version"):
-            headers[key] = value.strip()
+    headers = dict(re.findall(r"^(Name|Version):\s*(.*?)\s*$", text.partition("\n\n")[0], re.MULTILINE))
     return normalise(headers.get("Name", "")), headers.get("Version", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,10 +66,10 @@ def check_file(kind: str, name: str) -> None:
         UnknownNameError: it does not exist; the nearest file name of its folder is shown.
     """
     file, _, attribute = name.partition(":")
-    path = Path(file).expanduser()
-    if not file.endswith(".py") or path.is_file():
+    path = Path(os.path.expanduser(file))  # these functions of os refuse no name
+    if not file.endswith(".py") or os.path.isfile(path):
         return
-    if path.parent.is_dir():
+    if os.path.isdir(path.parent):
         near = nearest(path.name, (p.name for p in path.parent.glob("*.py")))
         hint = meaning(near and file.removesuffix(path.name) + near + (f":{attribute}" if attribute else ""))
     else:
@@ -87,8 +88,8 @@ def meant(kind: str, name: str) -> UnknownNameError | None:
         return None
     check_file(kind, name)
     file = name if name.endswith(".py") else f"{name}.py"
-    path = Path(file).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(file))
+    if not os.path.isfile(path):
         return None
     names = [f"{file}:{component}" for component in components_in(path, kind)]
     what = f"{kind} {name!r} is a file" if file == name else f"no {kind} {name!r} is installed, but there is {file}"

@@ -67,7 +67,7 @@ def parse(text: str, where: str = FILE) -> Manifest:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+    except (ValueError, RecursionError) as e:
         raise PluginError(f"{where}: not TOML: {e}") from e
     faults: list[str] = []
     manifest = _manifest(data, faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ def find_run(run: str | Path, folder: str | Path = "runs") -> Path:
         UnknownNameError: there is none; the message has the nearest name.
     """
     for path in (Path(run), Path(folder) / run):
-        if (path / "recipe.toml").is_file():
+        if os.path.isfile(path / "recipe.toml"):  # of any name
             return path
     raise no_run(str(run), Path(folder))
 
@@ -63,10 +64,10 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
         path = find_run(name, folder)
     except UnknownNameError as e:
         inside = Path(name) / "model"
-        if "/" not in name and not Path(name).exists():
+        if "/" not in name and not os.path.exists(name):
             raise UnknownNameError(f"{e}; a model of the Hugging Face hub is named owner/model") from None
         check_folder(name)
-        return (str(inside) if (inside / "config.json").is_file() else name), ""
+        return (str(inside) if os.path.isfile(inside / "config.json") else name), ""
     run = RunFolder(path, lock=False)
     checkpoint = best(run)
     if checkpoint is None:

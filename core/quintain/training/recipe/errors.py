@@ -13,6 +13,7 @@ from ...errors import did_you_mean
 from .load import KEY, RecipeLayer, holder
 
 Loc = Sequence[int | str]
+_LONGEST = 300
 
 _EXPECTED = {
     "string_type": "text",
@@ -28,7 +29,7 @@ _EXPECTED = {
     "greater_than": "more than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:,}",
     "literal_error": "{expected}",
     "too_long": "at most {max_length} values",
 }
@@ -86,9 +87,15 @@ def _message(e: ErrorDetails, model: type[BaseModel]) -> str:
     if kind == "value_error":
         message = str(context["error"])
         # The message of a table validator has the name of the key.
-        return f"{name} is {got!r}; {message}" if message.startswith("expected") else f"{name}: {message}"
+        return f"{name} is {short(got)}; {message}" if message.startswith("expected") else f"{name}: {message}"
     expected = _EXPECTED.get(kind, e["msg"]).format(**context)
-    return f"{name} is {got!r}; expected {expected}{_fix(kind, got, context)}"
+    return f"{name} is {short(got)}; expected {expected}{_fix(kind, got, context)}"
+
+
+def short(value: Any) -> str:
+    """The value in an error; a long one is cut in the middle."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 def _fix(kind: str, got: Any, context: Mapping[str, Any]) -> str:

@@ -12,6 +12,9 @@ from ...errors import RecipeError, did_you_mean
 
 KEY = "extends"
 
+DEEPEST = 50
+"""Levels of tables and lists in a recipe, at most."""
+
 
 class RecipeLayer(NamedTuple):
     """A recipe of the chain: its name in errors, its TOML text, the parsed data, and the recipe that it extends."""
@@ -48,10 +51,35 @@ def layers(text: str, source: str, folder: Path) -> list[RecipeLayer]:
 
 def _layer(text: str, source: str) -> RecipeLayer:
     try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
+        data = read_toml(text)
+    except ValueError as e:
         raise RecipeError(f"{source} is not TOML: {e}") from e
     return RecipeLayer(source, text, data, data.pop(KEY, None))
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """The data of a TOML text.
+
+    Raises:
+        TOMLDecodeError: it is not TOML.
+        ValueError: it has more than `DEEPEST` levels, or a whole number that TOML does not allow.
+    """
+    levels = f"expected at most {DEEPEST} levels of tables and lists"
+    number = "expected whole numbers of at most 64 bits"
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except (ValueError, RecursionError) as e:  # Python converts at most 4,300 digits, and its parser recurses
+        raise ValueError(levels if isinstance(e, RecursionError) else number) from None
+    values: list[Any] = [data]
+    for _ in range(DEEPEST):
+        values = [v for t in values for v in (t.values() if isinstance(t, dict) else t if isinstance(t, list) else ())]
+        if any(isinstance(v, int) and not -(2**63) <= v < 2**63 for v in values):
+            raise ValueError(number)
+        if not values:
+            return data
+    raise ValueError(levels)
 
 
 def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
@@ -63,12 +91,17 @@ def _extended(name: Any, by: str, folder: Path) -> tuple[str, Path, str]:
     path = folder / name
     try:
         return path.read_text(encoding="utf-8"), path, str(path)
-    except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else not_text(e)
         near = did_you_mean(name, [*BUNDLED, *(p.name for p in path.parent.glob("*.toml"))])
         raise RecipeError(
             f"{by}: {KEY} is {name!r}; cannot read {str(path)!r}: {reason}{near}; expected {_EXPECTED}"
         ) from e
+
+
+def not_text(error: ValueError) -> str:
+    """Why a file cannot be read as text: it is not UTF-8, or its name has a NUL."""
+    return "not UTF-8 text" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 _RECIPES = files("quintain") / "recipes"

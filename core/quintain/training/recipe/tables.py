@@ -27,21 +27,21 @@ from pydantic import (
 from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
-from .errors import describe
+from .errors import describe, short
+from .load import DEEPEST, RecipeLayer, layers, merged, not_text, read_toml
 from .load import KEY as EXTENDS
-from .load import RecipeLayer, layers, merged
 
 Name = Annotated[str, Field(min_length=1)]
 Args = dict[str, Any]
 
 
-def _count_or(*words: str, least: int = 1) -> PlainValidator:
-    """A whole number of at least *least*, or one of *words*."""
+def _count_or(*words: str, least: int = 1, most: int = 10_000_000) -> PlainValidator:
+    """A whole number from *least* to *most*, or one of *words*."""
 
     def check(value: Any) -> Any:
-        if value in words or (type(value) is int and value >= least):
+        if value in words or (type(value) is int and least <= value <= most):
             return value
-        raise ValueError(f"expected a whole number of at least {least}, or {' or '.join(map(repr, words))}")
+        raise ValueError(f"expected a whole number from {least} to {most:,}, or {' or '.join(map(repr, words))}")
 
     return PlainValidator(check)
 
@@ -57,6 +57,12 @@ def _run_name(name: str) -> str:
     return name
 
 
+def _folder(text: str) -> str:
+    if "\0" in text or any(len(name.encode(errors="replace")) > 255 for name in text.split("/")):
+        raise ValueError("expected a path: no NUL, and at most 255 bytes in each name")
+    return text
+
+
 class _Table(BaseModel):
     # Strict: "3" is not a number and 3.0 is not a count. Tuple fields say strict=False, since TOML gives lists.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -68,7 +74,7 @@ class RunTable(_Table):
     name: Annotated[str, AfterValidator(_run_name)] = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=100, ge=1)
-    folder: Name = "runs"
+    folder: Annotated[Name, AfterValidator(_folder)] = "runs"
 
 
 # peft wants this one word as text, and all other names as a list.
@@ -186,14 +192,16 @@ class BatchTable(_Table):
     (default: set by the engine).
     """
 
-    prompts: int = Field(default=32, ge=1)
-    group_size: int = Field(default=8, ge=1)
+    prompts: int = Field(default=32, ge=1, le=1_000_000)
+    group_size: int = Field(default=8, ge=1, le=65_536)
     min_group_size: int | None = Field(default=None, ge=1)
     retries: int = Field(default=1, ge=0)
     concurrency: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _enough(self) -> BatchTable:
+        if self.prompts * self.group_size > 10_000_000:
+            raise ValueError("prompts times group_size is over 10,000,000 rollouts a step; lower one of them")
         if self.min_group_size is not None and self.min_group_size > self.group_size:
             raise ValueError(
                 f"min_group_size is {self.min_group_size}; expected at most group_size, which is {self.group_size}"
@@ -239,7 +247,7 @@ class EvaluationTable(_Table):
     every: int = Field(default=10, ge=0)
     split: Literal["train", "dev", "test"] = "dev"
     tasks: Annotated[int | None, _count_or("all"), _ALL_TO_NONE, _NONE_TO_ALL] = 200
-    samples: int = Field(default=1, ge=1)
+    samples: int = Field(default=1, ge=1, le=65_536)
     temperature: float = Field(default=0.0, ge=0, le=100)
     max_tokens: int | None = Field(default=None, ge=1)
     test: FinalTable = FinalTable()
@@ -309,8 +317,8 @@ class Recipe(_Table):
         except FileNotFoundError as e:
             near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e
-        except (OSError, UnicodeDecodeError) as e:
-            reason = e.strerror if isinstance(e, OSError) else "not UTF-8 text"
+        except (OSError, ValueError) as e:
+            reason = e.strerror if isinstance(e, OSError) else not_text(e)
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {reason}") from e
         return cls.parse(text, overrides, source=str(path), folder=path.parent)
 
@@ -392,18 +400,22 @@ def override(text: str) -> tuple[tuple[str, ...], Any, str]:
     path, equals, written = text.partition("=")
     parts = tuple(p.strip() for p in path.split("."))
     if not equals or not all(parts):
-        raise RecipeError(f"cannot read the override {text!r}; expected section.key=value, as in learner.lr=1e-5")
+        raise RecipeError(f"cannot read the override {short(text)}; expected section.key=value, as in learner.lr=1e-5")
+    if len(parts) > DEEPEST or len(path) > 1000:
+        raise RecipeError(f"cannot read the override {short(text)}; expected at most {DEEPEST} keys, 1,000 characters")
     written = written.strip()
     return parts, _scalar(written), written
 
 
 def _scalar(written: str) -> Any:
     try:
-        data = tomllib.loads(f"value = {written}")
+        data = read_toml(f"value = {written}")
     except tomllib.TOMLDecodeError:
         if written[:1] in ("[", "{", '"', "'"):
-            raise RecipeError(f"cannot read {written!r}: it begins like TOML but is not valid TOML") from None
+            raise RecipeError(f"cannot read {short(written)}: it begins like TOML but is not valid TOML") from None
         return written
+    except ValueError as e:
+        raise RecipeError(f"cannot read {short(written)}: {e}") from None
     value = data["value"]
     # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
     return value if len(data) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else written
@@ -432,7 +444,7 @@ def put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
 
 
 def _position(at: list[Any], part: str, here: str, path: Sequence[str]) -> int:
-    if not part.isdecimal() or int(part) > len(at):
+    if not part.isdecimal() or len(part) > 9 or int(part) > len(at):
         rest = ".".join(path[len(here.split(".")) :])
         raise RecipeError(
             f"cannot set {'.'.join(path)}: {here} is a list of {len(at)}; "
