@@ -6,19 +6,24 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import RunError, RunLockedError, StorageError, UnknownNameError
+from quintain.cli.runs import runs
+from quintain.errors import QuintainError, RunError, RunLockedError, StorageError, UnknownNameError
+from quintain.training.checkpoint import latest
 from quintain.training.run_folder import RunFolder
 from quintain.training.runs import find_run, free_name, list_runs, model_named
 from quintain.training.storage import plain, write_atomically
@@ -239,6 +244,8 @@ def test_a_second_process_is_refused_and_a_killed_one_leaves_no_lock(folder: Run
         other.send_signal(signal.SIGKILL)
         other.wait()
         other.stdout.close()
+    assert list_runs(folder.path.parent)[0].state == "crashed"
+    RunFolder.open(folder.path).close()
     assert list_runs(folder.path.parent)[0].state == "stopped"
     RunFolder.open(folder.path).close()
 
@@ -340,6 +347,99 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         write_atomically(tmp_path / "file" / "x", b"")
 
 
+@pytest.mark.parametrize("what", ["moved", "deleted", "replaced"])
+def test_a_run_whose_folder_is_gone_writes_no_half_folder(folder: RunFolder, what: str) -> None:
+    """Moved, deleted or replaced while it is open for writing, a folder is an error that says which, and stays so."""
+    folder.append({"step": 1})
+    moved = folder.path.with_name("elsewhere")
+    if what == "moved":
+        folder.path.rename(moved)
+    else:
+        shutil.rmtree(folder.path)
+    if what == "replaced":
+        RunFolder.create(folder.path, RECIPE).close()
+    there = sorted(p.name for p in folder.path.glob("*"))
+    writes: list[Callable[[], object]] = [
+        lambda: folder.append({"step": 2}),
+        lambda: folder.write_rollouts(2, [group(rollout())]),
+        lambda: folder.write_summary({}),
+        lambda: folder.retain(1, 2),
+        lambda: folder.truncate_after(0),
+    ]
+    for write in writes:
+        with pytest.raises(RunError, match=f"was moved to {moved} " if what == "moved" else "was deleted or replaced"):
+            write()
+    assert there == sorted(p.name for p in folder.path.glob("*"))
+
+
+def test_author_code_that_changes_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run writes to the folder that its relative path meant at its start; messages keep the path as typed."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with RunFolder.create("runs/first", RECIPE) as run:
+        os.chdir(tmp_path / "there")
+        run.append({"step": 1})
+        run.write_summary({})
+        assert "runs/first" == str(run.shown)
+    assert not list((tmp_path / "there").iterdir())
+    assert 1 == len(RunFolder(tmp_path / "here" / "runs" / "first", lock=False).metrics())
+
+
+SAVED = {
+    "run.lock": b"process 1\n",
+    "recipe.toml": RECIPE.encode(),
+    "metrics.jsonl": b'{"step": 0, "held_out.accuracy": 0.5}\n{"step": 1, "held_out.accuracy": 0.75}\n',
+    "summary.json": b"{}",
+    "checkpoints/step-000001/checkpoint.json": b'{"format": 1, "step": 1, "best": false}',
+    "rollouts/step-000001.parquet": b"",
+}
+ODD = (
+    b"", b"{}", b"5", b"null", b"[]", b'"x"', b"\xff\xfe", b'{"step": null}', b'{"step": -1}', b'{"step": 1e400}',
+    b'{"step": true}', b'{"step": 1, "held_out.accuracy": "x"}', b'{"step": 1, "held_out.accuracy": []}',
+    b"[" * 20_000, b"{" + b'"a":{' * 9_000, b"9" * 5_000, b"environments = 5", b"run = 3", b"model = []",
+    b"[run]\nsteps = [1]", b"a." * 3_000 + b"a = 1", b"\x00",
+)  # fmt: skip
+
+
+@given(st.sampled_from(sorted(SAVED)), st.sampled_from(ODD), st.sampled_from(["", "\n", "append", "folder", "link"]))
+@settings(max_examples=250, deadline=None)
+def test_one_damaged_run_is_one_row_with_its_fault(name: str, content: bytes, how: str) -> None:
+    """Whatever a file of a run has become, `quintain runs` lists all runs; opening and reading it is a typed error."""
+    with tempfile.TemporaryDirectory() as place:
+        for run in ("damaged", "[bold]sound"):
+            for file, saved in SAVED.items():
+                Path(place, run, file).parent.mkdir(parents=True, exist_ok=True)
+                Path(place, run, file).write_bytes(saved)
+        file = Path(place, "damaged", name)
+        if how in ("folder", "link"):
+            file.unlink()
+            file.mkdir() if how == "folder" else file.symlink_to("nowhere")
+        else:
+            file.write_bytes((SAVED[name] if how == "append" else b"") + content + how.removeprefix("append").encode())
+        rows = {r.name: r for r in list_runs(place)}
+        assert rows["[bold]sound"].accuracy == 0.75
+        assert all("\n" not in row.fault for row in rows.values())
+        shown = CliRunner().invoke(runs, ["--folder", place])
+        assert shown.exit_code == 0, shown.output
+        assert "[bold]sound" in shown.output
+        assert json.loads(CliRunner().invoke(runs, ["--folder", place, "--json"]).output.splitlines()[0])
+        with contextlib.suppress(QuintainError), RunFolder.open(Path(place, "damaged")) as folder:
+            folder.recipe()
+            folder.summary()
+            latest(folder)
+            folder.truncate_after(0)
+
+
+def test_a_pipe_gets_whole_names(tmp_path: Path) -> None:
+    """`quintain runs` cuts nothing if its output is not a terminal."""
+    name = "a-run-with-a-name-of-" + "many-" * 20 + "words"
+    RunFolder.create(tmp_path / name, RECIPE.replace("guess", "envs/of/mine.py:" + "Guess" * 12)).close()
+    output = CliRunner().invoke(runs, ["--folder", str(tmp_path)]).output
+    assert name in output
+    assert "Guess" * 12 in output
+
+
 def test_listing_and_naming_runs(tmp_path: Path) -> None:
     assert list_runs(tmp_path / "none") == []
     assert free_name(tmp_path, "guess") == "guess-1"
@@ -351,13 +451,13 @@ def test_listing_and_naming_runs(tmp_path: Path) -> None:
         run.write_summary({})
     (tmp_path / "broken" / "metrics.jsonl").write_text("x\n{}\n")
     (tmp_path / "other").mkdir()
-    runs = {r.name: r for r in list_runs(tmp_path)}
-    assert sorted(runs) == ["broken", "guess-1", "guess-3"]
-    assert runs["guess-1"].state == "stopped"
-    assert runs["guess-3"].state == "finished"
-    assert (runs["guess-3"].step, runs["guess-3"].steps, runs["guess-3"].accuracy) == (2, 9, 0.5)
-    assert (runs["guess-1"].model, runs["guess-1"].environments) == ("m", ("guess",))
-    assert "line 1" in runs["broken"].fault
+    rows = {r.name: r for r in list_runs(tmp_path)}
+    assert sorted(rows) == ["broken", "guess-1", "guess-3"]
+    assert rows["guess-1"].state == "stopped"
+    assert rows["guess-3"].state == "finished"
+    assert (rows["guess-3"].step, rows["guess-3"].steps, rows["guess-3"].accuracy) == (2, 9, 0.5)
+    assert (rows["guess-1"].model, rows["guess-1"].environments) == ("m", ("guess",))
+    assert "line 1" in rows["broken"].fault
     assert free_name(tmp_path, "guess") == "guess-2"
     assert find_run("guess-1", tmp_path) == tmp_path / "guess-1"
     assert find_run(tmp_path / "guess-1") == tmp_path / "guess-1"

@@ -25,10 +25,15 @@ def runs(folder: str, as_json: bool) -> None:
         return
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("run", "state", "environments", "model", "step", "held-out", box=None)
+    table = Table(box=None)
+    for title in ("run", "state", "environments", "model", "step", "held-out"):
+        table.add_column(title, overflow="fold")
     for run in infos:
         accuracy = "" if run.accuracy is None else f"{run.accuracy:.1%}"
         state = f"{run.state}: {run.fault}" if run.fault else run.state
-        table.add_row(run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
-    Console().print(table)
+        row = (run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
+        table.add_row(*map(Text, row))
+    console = Console()
+    (console if console.is_terminal else Console(width=10_000)).print(table)  # a pipe has no width

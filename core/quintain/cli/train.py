@@ -137,12 +137,12 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
     with for_terminal(quiet=quiet) as screen:
-        screen.note(f"run folder: {folder.path}")
+        screen.note(f"run folder: {folder.shown}")
         try:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            message = f"{str(e) or 'stopped'}; continue with: {program()} train --resume {folder.path}"
+            message = f"{str(e) or 'stopped'}; continue with: {program()} train --resume {folder.shown}"
             screen.note(message)
             raise click.Abort(message) from e
     if as_json:

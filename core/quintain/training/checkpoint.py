@@ -166,12 +166,13 @@ class CheckpointManager:
             best: whether this is the best model so far.
 
         Raises:
-            RunError: a weight is not finite.
+            RunError: a weight is not finite, or the run folder was moved or deleted.
             StorageError: no room; no saved data is lost.
         """
         import torch
 
         final = self.folder.checkpoints / f"step-{step:06d}"
+        self.folder.check()
         if final.exists():  # a step has one state, which is saved already
             return final
         if bad := next((n for n, p in learner.module.named_parameters() if not p.isfinite().all()), None):

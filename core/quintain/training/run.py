@@ -299,7 +299,11 @@ class Run:
         self.hooks.emit(CheckpointSaved(step=state.step, path=str(path.absolute()), best=better))
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; services restored their states when they started."""
+        """Continue from a checkpoint; services restored their states when they started.
+
+        Raises:
+            RunError: a file of the run is damaged.
+        """
         content = checkpoint.restore(self.learner)
         self.state = RunState(**content["run"])
         self.collector.curriculum.restore(content["curriculum"])

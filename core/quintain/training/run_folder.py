@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
@@ -45,11 +45,13 @@ Record = dict[str, Any]
 class RunFolder:
     """The folder of one run, locked against other processes while it is open for writing; a context manager.
 
-    `create` and `open` make one.
+    `create` and `open` make one. Of a locked folder *path* is absolute, since author code may change the working
+    directory; *shown* is the path as it was given, for messages.
     """
 
     def __init__(self, path: str | Path, *, lock: bool = True) -> None:
-        self.path = path = Path(path)
+        self.shown = Path(path)
+        self.path = path = self.shown.absolute() if lock else self.shown
         self.name = path.name
         self.recipe_path, self.metrics_path = path / "recipe.toml", path / "metrics.jsonl"
         self.summary_path, self.checkpoints, self.rollouts = (
@@ -66,11 +68,16 @@ class RunFolder:
             raise RunLockedError(
                 f"run {self.name!r} is in use by {owner}; wait, stop it (SIGTERM lets it save) or choose another --name"
             )
-        drop_leftovers(path)
-        if self.metrics_path.exists():
-            data = self.metrics_path.read_bytes()
-            if data and not data.endswith(b"\n"):  # a kill left a part of a line
-                os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
+        try:
+            with storing(path):
+                drop_leftovers(path)
+                if self.metrics_path.exists():
+                    data = self.metrics_path.read_bytes()
+                    if data and not data.endswith(b"\n"):  # a kill left a part of a line
+                        os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
+        except BaseException:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, path: str | Path, recipe: str) -> RunFolder:
@@ -112,10 +119,32 @@ class RunFolder:
         return cls(path, lock=lock)
 
     def close(self) -> None:
-        """Release the lock; further calls do nothing."""
+        """Release the lock and remove its owner from the file; further calls do nothing."""
         if self._lock is not None:
+            self._lock.truncate(0)
             self._lock.close()
             self._lock = None
+
+    def check(self) -> None:
+        """Check before a write that the path still leads to the folder that is locked.
+
+        Raises:
+            RunError: the folder was moved, deleted or replaced; the message has its new path, if the system knows it.
+        """
+        if self._lock is None:
+            return
+        lock = os.fstat(self._lock.fileno())
+        with suppress(OSError):
+            if os.path.samestat(lock, os.stat(self.path / "run.lock")):
+                return
+        moved = "was moved" if lock.st_nlink else "was deleted or replaced"
+        with suppress(OSError):  # Linux knows where it is
+            place = Path(f"/proc/self/fd/{self._lock.fileno()}").readlink().parent
+            moved += f" to {place}" if lock.st_nlink else ""
+        raise RunError(
+            f"the run folder {self.path} {moved} while the run used it; nothing was written since. Move it back and "
+            "continue the run with --resume, or start it again"
+        )
 
     @contextmanager
     def status(self, what: str) -> Iterator[None]:
@@ -136,8 +165,15 @@ class RunFolder:
         self.close()
 
     def recipe(self) -> str:
-        """The text of the recipe."""
-        return self.recipe_path.read_text(encoding="utf-8")
+        """The text of the recipe.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        try:
+            return self.recipe_path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as e:
+            raise RunError(f"{self.recipe_path} cannot be read: {e}; replace it by the recipe of the run") from e
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add the metrics of a step (key ``step``); they are on the disk when this returns.
@@ -146,7 +182,9 @@ class RunFolder:
 
         Raises:
             StorageError: no room; the file is as it was.
+            RunError: the folder was moved or deleted.
         """
+        self.check()
         line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
         with storing(self.metrics_path, len(line)), open(self.metrics_path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -172,11 +210,7 @@ class RunFolder:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
-                try:
-                    yield json.loads(line), line
-                except ValueError as e:
-                    place = f"{self.metrics_path}, line {number}"
-                    raise RunError(f"{place}, is damaged: {e}; remove that line to continue") from e
+                yield _record(line, f"{self.metrics_path}, line {number},", "that line", step=True), line
 
     def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]]) -> Path:
         """Save the rollouts of a step as one Parquet file (columns: see `quintain.training.rollout_table`).
@@ -186,6 +220,7 @@ class RunFolder:
         """
         from .rollout_table import to_parquet
 
+        self.check()
         path = self.rollouts / f"step-{step:06d}.parquet"
         write_atomically(path, to_parquet(step, [r for g in groups for r in g.rollouts]))
         return path
@@ -206,6 +241,7 @@ class RunFolder:
 
     def retain(self, keep: int | Literal["all", "none"], step: int) -> None:
         """Apply ``[rollouts] keep`` after *step*: delete the files of older steps."""
+        self.check()
         if keep == "all":
             return
         last = 0 if keep == "none" else int(keep)
@@ -217,30 +253,60 @@ class RunFolder:
         """Delete everything after *step*, the work of an interrupted process after its last checkpoint; -1 deletes all.
 
         Checkpoints are deleted first and metrics last, so that a kill in between leaves a state that can be truncated.
+
+        Raises:
+            StorageError: a file cannot be deleted.
+            RunError: a line of the metrics is damaged, or the folder was moved or deleted.
         """
-        self.summary_path.unlink(missing_ok=True)
-        for at, path in steps_in(self.checkpoints):
-            if at > step:
-                remove_tree(path)
-        for at, path in steps_in(self.rollouts):
-            if at > step:
-                path.unlink()
+        self.check()
+        with storing(self.path):
+            self.summary_path.unlink(missing_ok=True)
+            for at, path in steps_in(self.checkpoints):
+                if at > step:
+                    remove_tree(path)
+            for at, path in steps_in(self.rollouts):
+                if at > step:
+                    path.unlink()
         if self.metrics_path.exists():
             lines = b"".join(line for record, line in self._metrics() if record["step"] <= step)
             write_atomically(self.metrics_path, lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
         """Save the summary of the run."""
+        self.check()
         text = json.dumps(plain(summary), indent=2, allow_nan=False) + "\n"
         write_atomically(self.summary_path, text.encode())
         return self.summary_path
 
     def summary(self) -> Record | None:
-        """The summary of the run; ``None`` before its end."""
+        """The summary of the run; ``None`` before its end.
+
+        Raises:
+            RunError: it is damaged.
+        """
         if not self.summary_path.exists():
             return None
-        summary: Record = json.loads(self.summary_path.read_text(encoding="utf-8"))
-        return summary
+        try:
+            return _record(self.summary_path.read_bytes(), str(self.summary_path), "it")
+        except OSError as e:
+            raise RunError(f"{self.summary_path} cannot be read: {e}") from e
+
+
+def _record(text: bytes, place: str, remove: str, *, step: bool = False) -> Record:
+    """The JSON object *text* at *place*, with the number of a *step* if required.
+
+    Raises:
+        RunError: it is something else; the message says what to *remove*.
+    """
+    try:
+        record = json.loads(text)
+        if not isinstance(record, dict) or (step and (type(record.get("step")) is not int or record["step"] < 0)):
+            raise ValueError(f"expected an object{' with the number of a step' if step else ''}")
+        if not isinstance(record.get("alerts", []), list):
+            raise ValueError("`alerts` is not a list")
+    except (ValueError, RecursionError) as e:
+        raise RunError(f"{place} is damaged: {e}; remove {remove} to continue") from e
+    return record
 
 
 def no_run(name: str, folder: Path) -> UnknownNameError:

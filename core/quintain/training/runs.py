@@ -8,18 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ..errors import RunError, UnknownNameError
+from ..errors import QuintainError, RunError, UnknownNameError
 from ..models.hf import check_folder
 from .checkpoint import best
 from .run_folder import RunFolder, no_run
-from .storage import lock_owner
+from .storage import abandoned, lock_owner
 
-State = Literal["preparing", "running", "finished", "stopped"]
+State = Literal["preparing", "running", "finished", "stopped", "crashed"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """A row of ``quintain runs``. ``changed`` is in seconds since 1970; ``fault`` says why a folder cannot be read."""
+    """A row of ``quintain runs``.
+
+    A ``crashed`` run is one whose process was killed; ``changed`` is in seconds since 1970; ``fault`` says why a folder
+    cannot be read.
+    """
 
     name: str
     path: Path
@@ -83,24 +87,28 @@ def free_name(folder: str | Path, stem: str) -> str:
 
 
 def _info(path: Path) -> RunInfo:
-    owner = lock_owner(path / "run.lock")
-    state: State = "preparing" if owner.endswith("\npreparing") else "running" if owner else "stopped"
-    changed = max(p.stat().st_mtime for p in path.iterdir())
-    folder = RunFolder(path, lock=False)
+    state: State = "stopped"
+    changed = 0.0
     try:
-        recipe = tomllib.loads(folder.recipe())
-        metrics = folder.metrics()
-        finished = folder.summary() is not None
-    except (OSError, ValueError, RunError) as e:
-        return RunInfo(name=path.name, path=path, state=state, changed=changed, fault=str(e))
-    return RunInfo(
-        name=path.name,
-        path=path,
-        state="finished" if finished and not owner else state,
-        model=str(recipe.get("model", {}).get("name", "")),
-        environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
-        step=metrics[-1]["step"] if metrics else 0,
-        steps=recipe.get("run", {}).get("steps", 0),
-        accuracy=next((m["held_out.accuracy"] for m in reversed(metrics) if "held_out.accuracy" in m), None),
-        changed=changed,
-    )
+        changed = max(p.lstat().st_mtime for p in path.iterdir())
+        if owner := lock_owner(path / "run.lock"):
+            state = "preparing" if owner.endswith("\npreparing") else "running"
+        elif abandoned(path / "run.lock"):
+            state = "crashed"
+        folder = RunFolder(path, lock=False)
+        recipe, metrics = tomllib.loads(folder.recipe()), folder.metrics()
+        accuracies = [float(m["held_out.accuracy"]) for m in metrics if m.get("held_out.accuracy") is not None]
+        return RunInfo(
+            name=path.name,
+            path=path,
+            state="finished" if folder.summary() is not None and not owner else state,
+            model=str(recipe.get("model", {}).get("name", "")),
+            environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
+            step=metrics[-1]["step"] if metrics else 0,
+            steps=int(recipe.get("run", {}).get("steps", 0)),
+            accuracy=accuracies[-1] if accuracies else None,
+            changed=changed,
+        )
+    except Exception as e:  # noqa: BLE001 - anybody may have edited the files: what they raise concerns this row alone
+        fault = str(e) if isinstance(e, QuintainError) else f"{type(e).__name__}: {e}"
+        return RunInfo(name=path.name, path=path, state=state, changed=changed, fault=fault.split("\n")[0])

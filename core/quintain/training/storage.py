@@ -59,6 +59,11 @@ def lock_owner(path: Path) -> str:
     return ""
 
 
+def abandoned(path: Path) -> bool:
+    """Whether the last process that locked the file at *path* died before it released the lock."""
+    return path.is_file() and path.stat().st_size > 0 and not lock_owner(path)
+
+
 @contextmanager
 def storing(path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, if known."""
@@ -67,7 +72,7 @@ def storing(path: Path, needed: int | None = None) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as e:
-        raise storage_error(path, e, needed) from e
+        raise storage_error(Path(e.filename) if e.filename and path.is_dir() else path, e, needed) from e
 
 
 def storage_error(path: Path, error: OSError, needed: int | None = None) -> StorageError:

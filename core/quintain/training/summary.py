@@ -36,11 +36,11 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("time", f"{clock(total)} ({phases})"),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
         *([("alerts", alerted)] if alerted else []),
-        ("run folder", str(folder.path)),
+        ("run folder", str(folder.shown)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
-        ("next", f"{program()} chat {folder.path}"),
-        ("", f"{program()} eval {environment} --model {folder.path} --samples 8"),
+        ("next", f"{program()} chat {folder.shown}"),
+        ("", f"{program()} eval {environment} --model {folder.shown} --samples 8"),
     ]
 
 
@@ -68,9 +68,8 @@ def alerts(records: Sequence[Mapping[str, Any]]) -> str:
 
 def curves(folder: RunFolder) -> str:
     """The path of the learning curves, or the plugin that draws them; empty if the installed plugin drew none."""
-    picture = folder.path / "curves.png"
-    if picture.is_file():
-        return str(picture)
+    if (folder.path / "curves.png").is_file():
+        return str(folder.shown / "curves.png")
     return missing("curves", "draws the learning curves")
 
 
@@ -86,4 +85,4 @@ def model_of(folder: RunFolder) -> Path | str:
     from .checkpoint import latest
 
     checkpoint = latest(folder)
-    return checkpoint.model if checkpoint else "none"
+    return folder.shown / checkpoint.model.relative_to(folder.path) if checkpoint else "none"
