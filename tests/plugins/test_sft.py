@@ -19,7 +19,7 @@ import torch
 from quintain import Rollout, Task
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.learning import Batch, Learner, Sample, end_of_turn
+from quintain.learning import Batch, Learner, Sample
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFTokenizer
 from quintain.testing import rollout, run_episode
@@ -41,6 +41,7 @@ from quintain_sft.sources import (
     same_tokens,
 )
 from quintain_sft.sources import source_of as opened
+from quintain_sft.supervised import end_of_turn
 from quintain_sft.tuning import tune, with_thoughts
 from quintain_starter.architecture import build_tokenizer
 from quintain_starter.warm_start import examples_of

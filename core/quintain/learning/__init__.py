@@ -11,15 +11,6 @@ from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as group_filter
 from .pieces.advantages import Step
-from .supervised import (
-    SupervisedUpdate,
-    demonstrations_of,
-    encode_conversation,
-    end_of_turn,
-    join_thought,
-    split_thought,
-    supervised_updates,
-)
 
 __all__ = [
     "ALGORITHMS",
@@ -32,19 +23,12 @@ __all__ = [
     "OptimizerStep",
     "Sample",
     "Step",
-    "SupervisedUpdate",
     "TrainingSequence",
     "advantages",
     "aggregation",
     "corrections",
-    "demonstrations_of",
-    "encode_conversation",
-    "end_of_turn",
     "group_filter",
-    "join_thought",
     "micro_batches",
     "objectives",
     "reaches",
-    "split_thought",
-    "supervised_updates",
 ]

@@ -9,9 +9,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..interfaces.environment import yielded as yielded
     from ..rollouts.chat.bridge import Conversation as Conversation
     from ..rollouts.chat.bridge import stops as stops
     from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
+    from ..rollouts.chat.tool_calls import parse as parse
     from ..rollouts.runner import RolloutRequest as RolloutRequest
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ..types.rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from ..types.rollout import reaches as reaches
     from ..types.sampling import derived_seed as derived_seed
+    from ..types.task import messages_of as messages_of
     from .build import embedded_engine as embedded_engine
     from .build import learner_options as learner_options
     from .build import run_training as run_training
@@ -68,12 +71,15 @@ if TYPE_CHECKING:
     from .tasks import shuffled as shuffled
 
 _HOMES = {
+    "..interfaces.environment": ("yielded",),
     "..rollouts.chat.bridge": ("Conversation", "stops"),
     "..rollouts.chat.thinking_budget": ("cut_where_stopped",),
+    "..rollouts.chat.tool_calls": ("parse",),
     "..rollouts.runner": ("RolloutRequest", "run_groups"),
     "..services.manager": ("BY_OPTION", "Choice"),
     "..types.rollout": ("SCORE_TOLERANCE", "reaches"),
     "..types.sampling": ("derived_seed",),
+    "..types.task": ("messages_of",),
     ".build": ("embedded_engine", "learner_options", "run_training", "seed_everything"),
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),

@@ -19,14 +19,7 @@ from typing import Any
 
 from quintain import Message, Rollout
 from quintain.errors import UnknownNameError, UsageError
-from quintain.learning import (
-    TrainingSequence,
-    demonstrations_of,
-    encode_conversation,
-    end_of_turn,
-    join_thought,
-    split_thought,
-)
+from quintain.learning import TrainingSequence
 from quintain.models import ChatTokenizer
 from quintain.training import (
     BY_OPTION,
@@ -39,6 +32,8 @@ from quintain.training import (
     resolve_environment_table,
     steps_in,
 )
+
+from .supervised import demonstrations_of, encode_conversation, end_of_turn, join_thought, split_thought
 
 FILES = (".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")

@@ -16,11 +16,12 @@ from random import Random
 from typing import Any
 
 from quintain.errors import StorageError, UsageError
-from quintain.learning import Learner, SupervisedUpdate, TrainingSequence, supervised_updates
+from quintain.learning import Learner, TrainingSequence
 from quintain.models import LoadedModel
 from quintain.training import derived_seed, free_name, save_model
 
 from .sources import Example, ExampleSource, Tokens, examined, mixed, reasons
+from .supervised import SupervisedUpdate, supervised_updates
 
 WARMUP = 0.03
 """Share of the updates over which the learning rate rises."""

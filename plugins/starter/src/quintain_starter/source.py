@@ -23,7 +23,6 @@ from typing import Any
 
 from quintain.errors import StorageError, UsageError
 from quintain.evaluation import tasks_of
-from quintain.learning import demonstrations_of
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage
 from quintain.training import (
     ModelRequest,
@@ -35,6 +34,7 @@ from quintain.training import (
     storing,
     take_lock,
 )
+from quintain_sft.supervised import demonstrations_of
 
 from .architecture import CONTEXT, build_model, build_tokenizer
 from .warm_start import HALVINGS, AnyEnvironment, Check, WarmStart, warm_start

@@ -18,16 +18,10 @@ from typing import Any
 from quintain import Environment, Message, Sampling, Task, TokenEngine
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate, tasks_of
-from quintain.learning import (
-    Learner,
-    TrainingSequence,
-    demonstrations_of,
-    encode_conversation,
-    end_of_turn,
-    supervised_updates,
-)
+from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, LoadedModel
 from quintain.training import embedded_engine
+from quintain_sft.supervised import demonstrations_of, encode_conversation, end_of_turn, supervised_updates
 
 from .architecture import CONTEXT
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.core.models import tiny_model
 
-from quintain.learning import Learner, TrainingSequence, supervised_updates
-
-from .models import tiny_model
+from quintain.learning import Learner, TrainingSequence
+from quintain_sft.supervised import supervised_updates
 
 
 def sequence(*ids: int) -> TrainingSequence:

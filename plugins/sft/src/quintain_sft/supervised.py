@@ -10,14 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UsageError
-from ..interfaces.environment import Environment, yielded
-from ..interfaces.tokenizer import ChatTokenizer
-from ..rollouts.chat.bridge import Conversation
-from ..rollouts.chat.tool_calls import parse
-from ..types.task import Message, messages_of
-from ..types.transcript import Sampled, TrainingSequence
-from .learner import Learner
+from quintain import Environment, Message, Sampled
+from quintain.errors import UsageError
+from quintain.learning import Learner, TrainingSequence
+from quintain.models import ChatTokenizer
+from quintain.training import Conversation, messages_of, parse, yielded
 
 
 @dataclass(frozen=True, kw_only=True)
