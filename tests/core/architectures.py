@@ -212,8 +212,12 @@ ARCHITECTURES = tuple(_SHAPES)
 """Names of the table."""
 
 
-def architecture(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = SPREAD) -> Any:
+def architecture(
+    name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, spread: float = SPREAD, **changed: Any
+) -> Any:
     """The model of the table, in evaluation mode; *spread* is the standard deviation of its weights.
+
+    *changed* are fields of its config.
 
     Attention is sdpa where the family has it, else eager. Biases are random, too, also those that are buffers: a copy
     that leaves one out is off by nats.
@@ -223,7 +227,9 @@ def architecture(name: str, *, dtype: torch.dtype = torch.float32, seed: int = 0
     model_class = getattr(transformers, family + head)
     attention = "sdpa" if model_class._supports_sdpa else "eager"
     torch.manual_seed(seed)
-    model = model_class._from_config(kind(**(fields | {"initializer_range": spread})), attn_implementation=attention)
+    model = model_class._from_config(
+        kind(**(fields | {"initializer_range": spread} | changed)), attn_implementation=attention
+    )
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             if parameter_name.endswith("bias"):

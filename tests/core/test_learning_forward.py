@@ -8,7 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import ElectraConfig, ElectraForCausalLM
 
 from quintain.errors import UsageError
 from quintain.models.forward import Forward, PrefixGroup, TokenSequence, shared_start
@@ -149,9 +150,9 @@ def test_adapters_are_seen() -> None:
 
 
 def test_refuses_what_it_cannot_score() -> None:
-    module = tiny_model("gpt2")
-    module.lm_head = nn.Linear(32, 260, bias=True)
-    with pytest.raises(UsageError, match="plain product"):
-        Forward(module)
+    """A head with a layer of its own before the output layer, and a layout that does not know the model."""
+    config = ElectraConfig(vocab_size=64, hidden_size=32, embedding_size=16, num_hidden_layers=1, is_decoder=True)
+    with pytest.raises(UsageError, match=r"ElectraForCausalLM cannot train.*docs/models.md"):
+        Forward(ElectraForCausalLM(config))
     with pytest.raises(UsageError, match="does not know GPT2"):
         Forward(tiny_model("gpt2"), layout="shared")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quintain.models.head import statistics
+from quintain.models.head import LogitMap, statistics
 
 
 def case(n: int = 7, d: int = 5, v: int = 11, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -52,6 +53,28 @@ def test_gradcheck_of_every_statistic() -> None:
         return s.logp, s.entropy, s.square, s.mean_logp, s.asked_logp
 
     assert torch.autograd.gradcheck(run, (hidden, weight))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+@pytest.mark.parametrize("logit_map", [LogitMap(0.3), LogitMap(cap=2.0), LogitMap(3.0, 1.5)])
+def test_scale_soft_cap_and_bias_equal_autograd(logit_map: LogitMap, temperature: float) -> None:
+    """In values and in the gradients of hidden states, weight and bias, pruned or not, in any chunks."""
+    hidden, weight, target = case(n=9)
+    bias = torch.randn(11, generator=torch.Generator().manual_seed(1), dtype=torch.float64, requires_grad=True)
+    cap = min(logit_map.cap, 1e9)
+    logits = cap * torch.tanh(logit_map.scale * (hidden @ weight.t() + bias) / cap)
+    want = plain(logits, torch.eye(11, dtype=torch.float64), target, temperature)
+    mix = torch.randn(4, 9, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    wanted = torch.autograd.grad((torch.stack(want) * mix).sum(), (hidden, weight, bias))
+    for chunk, prune in ((2, 0.0), (100, 1e-12)):
+        options: dict[str, Any] = {"temperature": temperature, "chunk": chunk, "prune": prune}
+        found = statistics(hidden, weight, target, bias_V=bias, logit_map=logit_map, **options)
+        got = (found.logp, found.entropy, found.square, found.mean_logp)
+        for a, b in zip(got, want, strict=True):
+            torch.testing.assert_close(a, b)
+        grads = torch.autograd.grad((torch.stack(got) * mix).sum(), (hidden, weight, bias))
+        for a, b in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(a, b)
 
 
 def test_asked_ids_repeated_and_equal_to_the_target() -> None:

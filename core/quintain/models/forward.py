@@ -27,7 +27,8 @@ from ..errors import UsageError
 from .fused import TrainingDecoder
 from .head import Statistics, statistics
 from .layers import Decoder, Layer, attend
-from .probe import agree, plain_log_probs
+from .lora import body_of
+from .probe import agree, logit_map_of, plain_log_probs
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ class Forward:
         checkpointing: keep only the input of each layer for the backward pass.
 
     Raises:
-        UsageError: log-probs are not a linear map of the last hidden state (a head with a bias or a soft cap).
+        UsageError: logits are not those of a linear output layer, a scale and a soft cap.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Forward:
         self.module = module
         self.checkpointing = checkpointing
         self.decoder = TrainingDecoder.of(module)
+        self._logit_map = logit_map_of(module)
         self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
             # Switch on the module's own checkpointing. It needs training mode, which is safe without dropout.
@@ -80,15 +82,20 @@ class Forward:
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
         # Autocast would choose the type of the product with the head; here the option `math` alone does.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            return statistics(hidden_ND, self.head_weight, target_N, **options)
+            head = {"bias_V": getattr(self._head, "bias", None), "logit_map": self._logit_map}
+            return statistics(hidden_ND, self.head_weight, target_N, **head, **options)
 
     @property
     def head_weight(self) -> Tensor:
         """[V, D]."""
+        return self._head.weight
+
+    @property
+    def _head(self) -> Any:
         head = cast(Any, self.module).get_output_embeddings()
         if hasattr(head, "base_layer"):
             raise UsageError("an adapter on the output layer is not supported; leave it out of target_modules")
-        return head.weight
+        return head
 
     def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
         """Hidden states [N, D] that predict the tokens at all positions, after the last norm."""
@@ -129,22 +136,24 @@ class Forward:
         texts[2][:2] = texts[1][:2]  # a common prefix, for layout 'shared'
         prefix_group = [TokenSequence(ids, range(1, len(ids))) for ids in texts]
         self.layout = layout
-        logp_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
-        targets = [torch.tensor(ids[1:], device=logp_N.device) for ids in texts]
         plain = [plain_log_probs(self.module, ids)[:-1] for ids in texts]
+        targets = [torch.tensor(ids[1:], device=plain[0].device) for ids in texts]
         plain_N = torch.cat([p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)])
-        agrees = agree(logp_N, plain_N, self.head_weight.dtype)
+        reason = ""
+        try:
+            logp_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
+            agrees = agree(logp_N, plain_N, self.head_weight.dtype)
+        except (RuntimeError, AttributeError) as error:  # shapes of an unknown head or body
+            agrees, reason = False, f": {error}"
         if not agrees and layout == "bucketed":
             raise UsageError(
-                f"{type(self.module).__name__} does not compute its logits as a plain product with the last hidden "
-                "state (soft cap, scale or bias), which the scorer needs"
+                f"{type(self.module).__name__} cannot train: its logits are not those of its output layer on the last "
+                f"hidden state, scaled and soft-capped{reason}; docs/models.md lists the models that can"
             )
         return agrees
 
     def _body(self, **inputs: Tensor | None) -> Tensor:
-        module = cast(Any, self.module)
-        base = module.get_base_model() if hasattr(module, "get_base_model") else module
-        return base.base_model(**inputs, use_cache=False).last_hidden_state
+        return body_of(self.module)(**inputs, use_cache=False).last_hidden_state
 
     def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device

@@ -9,7 +9,7 @@ Shapes: N tokens, D hidden size, V vocabulary, K asked ids per token, C tokens o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import inf, log
 from typing import Any
 
 import torch
@@ -18,6 +18,31 @@ from torch.autograd.function import once_differentiable
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits in one chunk (64 MiB of float32)."""
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """The map from the output layer's product x to the logits: cap * tanh(scale * x / cap), or scale * x without a cap.
+
+    Attributes:
+        scale: ``logit_scale`` of Cohere, 1 / ``logits_scaling`` of Granite.
+        cap: ``final_logit_softcapping`` of Gemma 2 and 3.
+    """
+
+    scale: float = 1.0
+    cap: float = inf
+
+    def __call__(self, product: Tensor) -> Tensor:
+        """The logits; overwrites *product*."""
+        logits = product if self.scale == 1.0 else product.mul_(self.scale)
+        return logits if self.cap == inf else logits.div_(self.cap).tanh_().mul_(self.cap)
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """The derivative where the map gives *logits*: scale * (1 - tanh^2)."""
+        return self.scale if self.cap == inf else (1 - (logits / self.cap).square_()).mul_(self.scale)
+
+
+PLAIN = LogitMap()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +75,8 @@ def statistics(
     weight_VD: Tensor,
     target_N: Tensor,
     *,
+    bias_V: Tensor | None = None,
+    logit_map: LogitMap = PLAIN,
     temperature: float = 1.0,
     asked_NK: Tensor | None = None,
     math: torch.dtype | None = None,
@@ -58,11 +85,13 @@ def statistics(
     prune: float = 0.0,
     safe: Tensor | None = None,
 ) -> Statistics:
-    """Compute `Statistics` of softmax(hidden @ weight.T / temperature). All but the likeliest tokens carry gradients.
+    """Compute `Statistics` of softmax(logit_map(hidden @ weight.T + bias) / temperature). All but the likeliest tokens
+    carry gradients.
 
     Args:
         hidden_ND: hidden states after the last norm.
-        weight_VD: the output layer, without bias.
+        weight_VD, bias_V: the output layer.
+        logit_map: scale and soft cap of the logits.
         target_N: the token that followed, as int64.
         temperature: of the policy, > 0.
         asked_NK: further ids whose log-probs to return.
@@ -76,7 +105,8 @@ def statistics(
     size = chunk or max(1, CHUNK_ELEMENTS // weight_VD.shape[0])
     asked = target_N.unsqueeze(1) if asked_NK is None else torch.cat([target_N.unsqueeze(1), asked_NK], dim=1)
     kind = math or hidden_ND.dtype
-    columns = _Reduce.apply(hidden_ND, weight_VD, asked, temperature, kind, size, top, prune, safe)
+    tempered = LogitMap(logit_map.scale / temperature, logit_map.cap / temperature)
+    columns = _Reduce.apply(hidden_ND, weight_VD, bias_V, asked, tempered, kind, size, top, prune, safe)
     asked_logp, entropy, square, mean_logp, top_ids, top_logp, kept = columns
     return Statistics(
         logp=asked_logp[:, 0],
@@ -100,8 +130,9 @@ class _Reduce(torch.autograd.Function):
         ctx: Any,
         hidden_ND: Tensor,
         weight_VD: Tensor,
+        bias_V: Tensor | None,
         asked_NK: Tensor,
-        temperature: float,
+        tempered: LogitMap,
         kind: torch.dtype,
         chunk: int,
         top: int,
@@ -109,7 +140,7 @@ class _Reduce(torch.autograd.Function):
         safe: Tensor | None,
     ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        ctx.temperature, ctx.kind, ctx.chunk = temperature, kind, chunk
+        ctx.tempered, ctx.kind, ctx.chunk = tempered, kind, chunk
         wide = _wide(hidden_ND)
         n, vocab = hidden_ND.shape[0], weight_VD.shape[0]
         asked_logp = hidden_ND.new_empty(asked_NK.shape, dtype=wide)
@@ -123,7 +154,7 @@ class _Reduce(torch.autograd.Function):
         head_DV = weight_VD.to(kind).t()
         for at in range(0, n, chunk):
             part = slice(at, at + chunk)
-            logits_CV = _logits(hidden_ND[part], head_DV, temperature, wide)
+            logits_CV = _logits(hidden_ND[part], head_DV, bias_V, tempered, wide)
             out_CV = None  # pruned tokens
             if kept is not None:
                 if safe is None:
@@ -147,31 +178,35 @@ class _Reduce(torch.autograd.Function):
             square[part] = torch.linalg.vecdot(raised_CV, raised_CV) / total_C.square()
             entropy[part] = log_total_C - torch.linalg.vecdot(raised_CV, logits_CV) / total_C
             normaliser[part] = log_total_C + peak_C1.squeeze(1)
-        ctx.save_for_backward(hidden_ND, weight_VD, asked_NK, normaliser, kept)
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, asked_NK, normaliser, kept)
         ctx.mark_non_differentiable(*(x for x in (top_ids, top_logp, kept) if x is not None))
         return asked_logp, entropy, square, mean_logp, top_ids, top_logp, None if kept is None else kept.clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_ND, weight_VD, asked_NK, normaliser_N, kept = ctx.saved_tensors
+        hidden_ND, weight_VD, bias_V, asked_NK, normaliser_N, kept = ctx.saved_tensors
         wide = _wide(hidden_ND)
         head_VD = weight_VD.to(ctx.kind)
-        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden_ND) if wants_hidden else None
         grad_weight = torch.zeros_like(weight_VD) if wants_weight else None
+        grad_bias = torch.zeros_like(bias_V) if wants_bias else None
         for at in range(0, hidden_ND.shape[0], ctx.chunk):
             part = slice(at, at + ctx.chunk)
-            logits_CV = _logits(hidden_ND[part], head_VD.t(), ctx.temperature, wide)
+            logits_CV = _logits(hidden_ND[part], head_VD.t(), bias_V, ctx.tempered, wide)
+            slope_CV = ctx.tempered.slope(logits_CV)
             logp_CV = logits_CV.sub_(normaliser_N[part].unsqueeze(1))
             in_CV = None if kept is None else _unpacked(kept[part], head_VD.shape[0])
             grad_CV = _grad_logits(logp_CV, asked_NK[part], [None if g is None else g[part] for g in grads[:4]], in_CV)
-            grad_CV = grad_CV.div_(ctx.temperature).to(ctx.kind)
+            grad_CV = grad_CV.mul_(slope_CV).to(ctx.kind)
             if grad_hidden is not None:
                 grad_hidden[part] = grad_CV @ head_VD
             if grad_weight is not None:
                 _accumulate(grad_weight, grad_CV.t(), hidden_ND[part].to(ctx.kind))
-        return grad_hidden, grad_weight, *[None] * 7
+            if grad_bias is not None:
+                grad_bias += grad_CV.sum(0)
+        return grad_hidden, grad_weight, grad_bias, *[None] * 7
 
 
 def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) -> None:
@@ -197,9 +232,9 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def _logits(hidden_CD: Tensor, head_DV: Tensor, temperature: float, wide: torch.dtype) -> Tensor:
-    logits_CV = (hidden_CD.to(head_DV.dtype) @ head_DV).to(wide)
-    return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+def _logits(hidden_CD: Tensor, head_DV: Tensor, bias_V: Tensor | None, tempered: LogitMap, wide: torch.dtype) -> Tensor:
+    product_CV = (hidden_CD.to(head_DV.dtype) @ head_DV).to(wide)
+    return tempered(product_CV if bias_V is None else product_CV.add_(bias_V))
 
 
 def _grad_logits(logp_CV: Tensor, asked_CK: Tensor, grads: list[Tensor | None], in_CV: Tensor | None) -> Tensor:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .lora import base_of, has_adapters
+
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """``config.model_type`` of the modules against which `Decoder` is tested."""
 
@@ -107,7 +109,7 @@ class Decoder:
 
         Adapters of peft take part: their modules are called.
         """
-        base = cast(Any, module).get_base_model() if hasattr(module, "get_base_model") else module
+        base = base_of(module)
         return cls(base) if _is_plain(base) else None
 
     @property
@@ -226,7 +228,7 @@ def fuse_storage(module: nn.Module) -> bool:
     Returns:
         whether it was done; models with adapters and other architectures stay as they are.
     """
-    if hasattr(module, "get_base_model") or not _is_plain(module):
+    if has_adapters(module) or not _is_plain(module):
         return False
     for block in cast(Any, module).model.layers:
         attention, feedforward = block.self_attn, block.mlp

@@ -40,17 +40,29 @@ def has_adapters(module: nn.Module) -> bool:
     return hasattr(module, "get_base_model")
 
 
+def base_of(module: Any) -> Any:
+    """The transformers module of *module*, which peft may wrap."""
+    return module.get_base_model() if has_adapters(module) else module
+
+
+def body_of(module: Any) -> Any:
+    """The module without its output layer: ids to hidden states."""
+    base = base_of(module)
+    # `Llama4ForCausalLM` has its body under another name than its `base_model_prefix`, and returns itself.
+    return base.model if base.base_model is base else base.base_model
+
+
 def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter, the adapters' change added."""
-    base: Any = module.get_base_model() if has_adapters(module) else module  # type: ignore[operator]
+    base = base_of(module)
     adapted = {name: part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
     for name, parameter in base.named_parameters():
         owner, _, leaf = name.rpartition(".")
         if owner in adapted or any(owner.startswith(f"{a}.lora_") for a in adapted):
             continue
-        layer = owner.removesuffix(".base_layer")
-        if layer in adapted and leaf == "weight":
-            change = sum(adapted[layer].get_delta_weight(a) for a in adapted[layer].active_adapters)
-            yield f"{layer}.weight", parameter + change
-        else:
-            yield f"{layer}.{leaf}" if layer else leaf, parameter
+        layer, merged = owner, parameter
+        while layer.endswith(".base_layer"):  # two for experts, whose maps are two parameters of one module
+            layer = layer.removesuffix(".base_layer")
+            if layer in adapted and leaf == getattr(adapted[layer], "parameter_name", "weight"):
+                merged = merged + sum(adapted[layer].get_delta_weight(a) for a in adapted[layer].active_adapters)
+        yield f"{layer}.{leaf}" if layer else leaf, merged

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+
+from .head import LogitMap
 
 TOLERANCE = 1e-3
 """Nats by which log-probs may differ where the weights have 24 bits of mantissa or more."""
@@ -14,9 +17,33 @@ TOLERANCE = 1e-3
 
 def plain_log_probs(module: nn.Module, ids: Sequence[int]) -> Tensor:
     """Log-probs of the next token after each of *ids*, [T, V], from the module's own forward."""
+    return log_probs(_logits(module, ids))
+
+
+def _logits(module: nn.Module, ids: Sequence[int]) -> Tensor:
     device = next(module.parameters()).device
-    logits_TV = cast(Any, module)(input_ids=torch.tensor([list(ids)], device=device), use_cache=False).logits[0]
-    return log_probs(logits_TV)
+    return cast(Any, module)(input_ids=torch.tensor([list(ids)], device=device), use_cache=False).logits[0]
+
+
+@torch.no_grad()
+def logit_map_of(module: nn.Module) -> LogitMap:
+    """What *module* does to the product of its output layer.
+
+    The layer's output is replaced by known values, from tiny to huge, so that the result does not depend on weights:
+    a soft cap at 30 is invisible in the logits of a new model.
+    """
+    known = torch.tensor([1e-6, 1e30], dtype=torch.float64, device=next(module.parameters()).device)
+    head = cast(Any, module).get_output_embeddings()
+
+    def replaced(_layer: nn.Module, _args: Any, product: Tensor) -> Tensor:
+        return known.repeat(product.shape[-1] // 2 + 1)[: product.shape[-1]].expand(product.shape)
+
+    hook = head.register_forward_hook(replaced)
+    try:
+        small, large = (float(x) for x in _logits(module, [0])[-1, :2])
+    finally:
+        hook.remove()
+    return LogitMap(scale=round(small / 1e-6, 12), cap=large if large < 1e20 else inf)
 
 
 def log_probs(logits: Tensor) -> Tensor:

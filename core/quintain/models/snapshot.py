@@ -13,7 +13,7 @@ from ..errors import InfrastructureError
 from ..interfaces.engine import Weights
 from .layers import fuse_storage
 from .load import as_dtype
-from .lora import has_adapters, merged_tensors
+from .lora import base_of, has_adapters, merged_tensors
 
 
 class Snapshot:
@@ -50,7 +50,7 @@ class Snapshot:
 
     @classmethod
     def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
-        base = module.get_base_model() if has_adapters(module) else module
+        base = base_of(module)
         blank = type(base)(copy.deepcopy(base.config)).to(device=next(base.parameters()).device, dtype=dtype).eval()
         fuse_storage(blank)
         snapshot = cls(blank, source=module)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...models.layers import Decoder, Layer, attend, cache_shape, rms_norm
+from ...models.lora import body_of
+from ...models.probe import logit_map_of
 from .cache import KVStore, RowCache
 
 
@@ -251,7 +253,8 @@ class ModuleForward:
     """Calls any transformers module with plain causal attention, on our cache and a mask of ours."""
 
     def __init__(self, module: Any, context: int) -> None:
-        self.module = module
+        self.module, self._body = module, body_of(module)
+        self._logit_map = logit_map_of(module)
         first, config = next(module.parameters()), module.config.get_text_config()
         self.device = first.device
         self.vocab_size: int = config.vocab_size
@@ -273,7 +276,7 @@ class ModuleForward:
 
     def forward(self, rows_N: Tensor, ids_NT: Tensor, positions_NT: Tensor, reach: int, last_N: Tensor) -> Tensor:
         """Logits after token ``last_N`` of each row, [n, V]."""
-        hidden = self.body(
+        hidden = self._body(
             input_ids=ids_NT,
             position_ids=positions_NT.clamp(max=self.store.context - 1),  # padding may reach beyond the last position
             past_key_values=RowCache(self.store, rows_N, positions_NT, reach),
@@ -282,21 +285,15 @@ class ModuleForward:
         )[0]
         return self.head(hidden[torch.arange(len(rows_N), device=self.device), last_N])
 
-    @property
-    def body(self) -> Any:
-        """The module without its output layer."""
-        base = self.module.get_base_model() if hasattr(self.module, "get_base_model") else self.module
-        return base.base_model
-
     def steps(self, lengths: Sequence[int], count: int) -> Steps:
         self.store.reserve(len(lengths), max(lengths) + count)
         return _ModuleSteps(self, lengths)
 
     def hidden(self, ids: Tensor) -> Tensor:
-        return cast(Tensor, self.body(input_ids=ids, use_cache=False)[0])
+        return cast(Tensor, self._body(input_ids=ids, use_cache=False)[0])
 
     def head(self, hidden: Tensor) -> Tensor:
-        return cast(Tensor, self.module.get_output_embeddings()(hidden))
+        return self._logit_map(self.module.get_output_embeddings()(hidden))
 
 
 class _ModuleSteps:
