@@ -20,10 +20,12 @@ from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.embedded.sampler import Sampler, invert, truncate
 from quintain.engines.embedded.slots import common_prefix
 from quintain.errors import InfrastructureError
-from quintain.models.lora import merged_tensors
+from quintain.models.lora import merged_tensors, with_adapters
+from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 from quintain.types.transcript import Sampled
 
+from .architectures import architecture
 from .models import tiny_model
 from .test_embedded_engine import TOKENIZER, engine_of, plain_logps, prompts, run, sample_all, under_way
 
@@ -212,6 +214,25 @@ def test_adapters_are_merged_into_the_snapshot(kind: str) -> None:
     run(engine.update(Given(version=1, named={})))
     out = run(engine.sample([1, 2], Sampling(seed=0, max_tokens=10)))
     assert list(out.logps) == pytest.approx(plain_logps(adapted, [1, 2], out.ids, 1.0), abs=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "gpt-oss", "llama"])
+def test_adapters_on_experts_are_merged(name: str) -> None:
+    """Their two maps are parameters of one module, each with an adapter; names and sums are the plain ones."""
+    base = architecture(name)
+    adapted = with_adapters(copy.deepcopy(base), {"r": 2})
+    with torch.no_grad():
+        for parameter_name, parameter in adapted.named_parameters():
+            if "lora_" in parameter_name:
+                parameter.normal_(0, 0.2)
+    snapshot = Snapshot.needed(adapted, None)
+    assert snapshot is not None
+    ids = torch.tensor([[1, 5, 9, 22, 7, 3]])
+    with torch.no_grad():
+        expected = adapted(input_ids=ids).logits
+        assert (expected - base(input_ids=ids).logits).abs().max() > 0.1
+        torch.testing.assert_close(snapshot.module(input_ids=ids).logits, expected, rtol=0, atol=1e-4)
 
 
 def test_weights_can_be_given_as_tensors(tmp_path: Any) -> None:

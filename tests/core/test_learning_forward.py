@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import ElectraConfig, ElectraForCausalLM
 
 from quintain.errors import UsageError

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from quintain.errors import UsageError
 from quintain.models.forward import Forward, TokenSequence
 from quintain.models.head import LogitMap
 from quintain.models.probe import logit_map_of
@@ -63,3 +62,16 @@ def test_gradients_are_those_of_the_modules_own_logits(name: str, loudness: floa
 def _plain(module: Any, ids: list[int], temperature: float) -> tuple[Tensor, Tensor]:
     log_probs = (module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1] / temperature).log_softmax(-1)
     return log_probs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0], -(log_probs.exp() * log_probs).sum(-1)
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_full_logits_are_the_modules(name: str) -> None:
+    """What the natural gradient computes from, with its gradient."""
+    module = architecture(name, dtype=torch.float64, **HEADS[name][0])
+    weight, ids = module.get_output_embeddings().weight, ROWS[0]
+    forward = Forward(module, layout="bucketed")
+    found = forward.logits(forward.hidden([[TokenSequence(ids, range(1, len(ids)))]]))
+    expected = module(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-6)
+    (got,), (want,) = (torch.autograd.grad(x.square().sum(), weight) for x in (found, expected))
+    torch.testing.assert_close(got, want, rtol=0, atol=1e-6 * float(want.abs().max()))

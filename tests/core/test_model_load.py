@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from quintain.models.tokenizer import PLAIN_STOPS, HFTokenizer
 from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
 
+from .architectures import architecture
 from .models import byte_tokenizer, save_tiny, tiny_model
 
 TOKENIZER = HFTokenizer(byte_tokenizer())
@@ -84,6 +86,57 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, content: byte
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2] if content == b"half" else content)
     with pytest.raises(UsageError, match=r"cannot load model .*damaged.*save or download"):
         load_model(tmp_path)
+
+
+def edited(folder: Path, name: str, **fields: object) -> None:
+    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_code_of_a_folder_never_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Not even for somebody at a terminal who would say yes; nobody is asked."""
+    folder = save_tiny(tmp_path / "model", "llama")
+    (folder / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    classes = {"AutoConfig": "own.C", "AutoModelForCausalLM": "own.M", "AutoTokenizer": ["own.T", None]}
+    edited(folder, name, auto_map=classes, model_type="own", tokenizer_class="T")
+    monkeypatch.setattr("builtins.input", lambda _prompt: "y")
+    with pytest.raises(UsageError, match=r"needs Python code of its own, which Quintain never runs"):
+        load_model(folder)
+    assert not (tmp_path / "ran").exists()
+
+
+class Opens:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return open, (str(self.path), "w")
+
+
+def test_other_reasons_are_not_called_damage(tmp_path: Path) -> None:
+    """The sentence names the reason and no advice to switch a safeguard off."""
+    folder = save_tiny(tmp_path / "model", "llama")
+    with pytest.raises(UsageError, match="does not have the attention.*leave attn out"):
+        load_model(folder, attn="flash_attention_2")
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Opens(tmp_path / "ran")}, folder / "pytorch_model.bin")
+    with pytest.raises(UsageError, match=r"pickle of more than tensors.*name a folder with model.safetensors$"):
+        load_model(folder)
+    assert not (tmp_path / "ran").exists()
+    edited(folder, "config.json", model_type="t5")
+    with pytest.raises(UsageError, match="not a causal language model"):
+        load_model(folder)
+    edited(folder, "config.json", model_type="of-next-year")
+    with pytest.raises(UsageError, match="upgrade transformers"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "mamba", "bloom"])
+def test_architectures_without_sdpa_load(tmp_path: Path, name: str) -> None:
+    architecture(name, vocab_size=260, eos_token_id=258, pad_token_id=259).save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    assert loaded.module.config._attn_implementation == "eager"
 
 
 def test_dropout_is_off_in_training_mode_too() -> None:

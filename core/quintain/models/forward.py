@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -82,8 +83,12 @@ class Forward:
         target_N = torch.tensor(targets, dtype=torch.long, device=hidden_ND.device)
         # Autocast would choose the type of the product with the head; here the option `math` alone does.
         with torch.autocast(hidden_ND.device.type, enabled=False):
-            head = {"bias_V": getattr(self._head, "bias", None), "logit_map": self._logit_map}
-            return statistics(hidden_ND, self.head_weight, target_N, **head, **options)
+            head = {"bias_V": self._head.bias, "logit_map": self._logit_map}
+            return statistics(hidden_ND, self.head_weight, target_N, **(options | head))
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """All logits, [N, V], of *hidden_ND*, for what `statistics` does not compute."""
+        return self._logit_map(functional.linear(hidden_ND, self.head_weight, self._head.bias))
 
     @property
     def head_weight(self) -> Tensor:

@@ -35,7 +35,7 @@ class LogitMap:
     def __call__(self, product: Tensor) -> Tensor:
         """The logits; overwrites *product*."""
         logits = product if self.scale == 1.0 else product.mul_(self.scale)
-        return logits if self.cap == inf else logits.div_(self.cap).tanh_().mul_(self.cap)
+        return logits if self.cap == inf else logits.div_(self.cap).tanh_() * self.cap
 
     def slope(self, logits: Tensor) -> Tensor | float:
         """The derivative where the map gives *logits*: scale * (1 - tanh^2)."""

@@ -23,6 +23,18 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
 _NO_LIMIT = 1_000_000
 
+_CAUSES = {
+    "custom code": "it needs Python code of its own, which Quintain never runs; name a model that transformers itself "
+    "has (docs/models.md)",
+    "weights only": "its weights are a pickle of more than tensors, which is not opened; name a folder with "
+    "model.safetensors",
+    "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers, "
+    "or name another model",
+    "unrecognized configuration": "its architecture is not a causal language model; name another (docs/models.md)",
+    "attention": "it does not have the attention implementation asked for; leave attn out",
+}
+"""Words of the library's errors, and what they mean here."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
@@ -54,7 +66,7 @@ def load_model(
     *,
     dtype: str = "float32",
     device: str = "auto",
-    attn: str = "sdpa",
+    attn: str | None = None,
     lora: Mapping[str, Any] | None = None,
 ) -> LoadedModel:
     """Load *name_or_path*: a folder in Hugging Face format, or a name on the hub.
@@ -62,7 +74,8 @@ def load_model(
     Args:
         dtype: ``float32``, ``bfloat16``, ``float16``, ``float64``, or ``auto`` for what the checkpoint was saved in.
         device: ``auto`` is the GPU where there is one, else the CPU.
-        attn: attention implementation of the module's own forward (``sdpa``, ``eager``, ``flash_attention_2``).
+        attn: attention implementation of the module's own forward (``sdpa``, ``eager``, ``flash_attention_2``); by
+            default ``sdpa`` where the architecture has it, else ``eager``.
         lora: fields of `peft.LoraConfig`; the adapters are then what trains. Their dropout must be 0.
 
     Raises:
@@ -190,10 +203,12 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     chatty = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
-        return _cached_or_fetched(kind, path, **options)
+        return _cached_or_fetched(kind, path, trust_remote_code=False, **options)
     except (MemoryError, UsageError):
         raise
     except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
+        if cause := next((text for words, text in _CAUSES.items() if words in str(error).lower()), ""):
+            raise UsageError(f"cannot load model {path!r}: {cause}") from error
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         where = (
             "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"

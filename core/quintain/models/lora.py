@@ -29,6 +29,8 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
     with warnings.catch_warnings():  # peft still asks transformers 5 by an older name
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
+        # Its own pattern for the experts of a mixture is applied, but not counted as a match.
+        warnings.filterwarnings("ignore", message=".*_pattern keys did not match", category=RuntimeWarning)
         try:
             return get_peft_model(module, LoraConfig(**fields))
         except (TypeError, ValueError) as error:

@@ -247,8 +247,7 @@ class Divergence:
         return torch.split_with_sizes(vector, [p.numel() for p in self.parameters])
 
     def _logits(self, forward: Forward, part: Sequence[TokenSequence]) -> Tensor:
-        hidden_ND = forward.hidden([part])
-        return hidden_ND @ forward.head_weight.t() / self.temperature
+        return forward.logits(forward.hidden([part])) / self.temperature
 
 
 def conjugate_gradients(
