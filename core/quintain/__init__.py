@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import InfrastructureError, LimitReached, PolicyFault, QuintainError
-    from .interfaces.agent import Agent, Endpoint, Limits
+    from .interfaces.agent import Agent, Limits
     from .interfaces.algorithm import KL, Algorithm
     from .interfaces.engine import Engine, Replay, Reply, TokenEngine, Weights
     from .interfaces.environment import Demonstration, Environment, control
@@ -40,7 +40,7 @@ API_VERSION = 1
 
 _HOMES = {
     "errors": "InfrastructureError LimitReached PolicyFault QuintainError",
-    "interfaces.agent": "Agent Endpoint Limits",
+    "interfaces.agent": "Agent Limits",
     "interfaces.algorithm": "Algorithm KL",
     "interfaces.engine": "Engine Replay Reply TokenEngine Weights",
     "interfaces.environment": "control Demonstration Environment",
@@ -59,7 +59,7 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names.spli
 
 __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
     "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "control", "correction", "Demonstration",
-    "Endpoint", "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
+    "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
     "Judgement", "KL", "Likelihood", "LimitReached", "Limits", "Message", "need", "objective", "optimizer_step",
     "per_group", "Piece", "PolicyFault", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled",
     "Sampling", "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination", "ThinkingBudget", "TokenEngine",

@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable
 
 __all__ = [
-    "BindingError", "EnvironmentFault", "EpisodeError", "EpisodeTimeout", "InfrastructureError", "Interrupted",
+    "BindingError", "EnvironmentFault", "EpisodeError", "InfrastructureError", "Interrupted",
     "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "QuintainError", "RecipeError", "RewardFault",
     "RunError", "RunLockedError", "StorageError", "UnknownNameError", "UsageError", "did_you_mean",
 ]  # fmt: skip
@@ -97,10 +97,6 @@ class RewardFault(EpisodeError):
 
 class InfrastructureError(EpisodeError):
     """An engine, sandbox, network or judge failed; the episode is retried `batch.retries` times."""
-
-
-class EpisodeTimeout(EpisodeError, TimeoutError):
-    """An episode took longer than its limit of wall-clock seconds."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

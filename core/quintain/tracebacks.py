@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import functools
 import inspect
@@ -9,6 +10,7 @@ import re
 import sysconfig
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -25,11 +27,32 @@ def said_by(error: BaseException) -> str:
         source = f": `{error.text.strip()}`" if error.text else ""
         text = f"{type(error).__name__}: {error.msg}{source}"
     else:
-        text = ": ".join(filter(None, (type(error).__name__, str(error))))
+        text = ": ".join(filter(None, (type(error).__name__, text_of(error))))
         if "did you mean" not in text.lower():
-            text += _near_miss(error)
+            with suppress(Exception):  # `__dir__` is an author's code, too
+                text += _near_miss(error)
     place = place_of(error)
     return f"{text} ({place})" if place else text
+
+
+def text_of(error: BaseException) -> str:
+    """The message of *error*, of at most `LONGEST_TEXT` characters, without its middle if it is longer."""
+    try:
+        text = str(error)
+    except BaseException as e:
+        if not is_failure(e):
+            raise
+        return f"no message, because its __str__ raised {type(e).__name__}"
+    return text if len(text) <= LONGEST_TEXT else f"{text[:200]} ... {text[200 + 5 - LONGEST_TEXT :]}"
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether *error* is a failure of the code that raised it, not Ctrl-C and not the cancellation of its task."""
+    if isinstance(error, asyncio.CancelledError):
+        with suppress(RuntimeError):  # no event loop runs
+            task = asyncio.current_task()
+            return task is None or not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt)
 
 
 def place_of(error: BaseException) -> str:
@@ -48,6 +71,7 @@ def place_of(error: BaseException) -> str:
     return f"{_title(own[-1][0])}, line {own[-1][1]}" if own else ""
 
 
+LONGEST_TEXT = 300  # characters of an author's message that are kept
 _OURS = Path(__file__).resolve().parent
 _PATHS = sysconfig.get_paths()
 _INSTALLED = {Path(_PATHS[key]).resolve() for key in ("purelib", "platlib")}
@@ -86,7 +110,7 @@ def _near_miss(error: BaseException) -> str:
         return meaning(nearest(error.name, names))
     if isinstance(error, AttributeError) and error.name and error.obj is not None:
         return meaning(nearest(error.name, (name for name in dir(error.obj) if not name.startswith("_"))))
-    unexpected = _KEYWORD.match(str(error)) if isinstance(error, TypeError) else None
+    unexpected = _KEYWORD.match(text_of(error)) if isinstance(error, TypeError) else None
     if unexpected is None:
         return ""
     name = unexpected[1].removesuffix(".__init__").rpartition(".")[2]

@@ -90,11 +90,11 @@ def test_overridden_adds_up_and_leaves_the_original() -> None:
     assert (both.top, type(both)) == (7, Count)
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"tokens": -1}, {"seconds": 0}, {"seconds": float("nan")}])
+@pytest.mark.parametrize("wrong", [{"turns": 0}, {"tokens": -1}, {"reward_seconds": 0}, {"seconds": float("nan")}])
 def test_limits_are_positive(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"limits.{next(iter(wrong))} is .*; expected more than 0"):
         Limits(**wrong)
-    assert Limits(turns=None) == Limits(turns=None, tokens=None, seconds=None)
+    assert Limits(turns=None) == Limits(turns=None, tokens=None, seconds=600, reward_seconds=60)
 
 
 def test_errors_form_one_tree_and_suggest() -> None:

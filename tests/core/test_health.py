@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quintain.evaluation.evaluation import Evaluation
-from quintain.training.metrics import BINS, confidence, evaluation_metrics, held_out, step_metrics
+from quintain.training.metrics import BINS, confidence, evaluation_metrics, failures_in, held_out, step_metrics
 from quintain.training.storage import plain
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.sampling import Sampling
@@ -244,3 +244,21 @@ def test_every_metric_is_documented_and_every_documented_one_is_written(tmp_path
     assert not exact - written
     assert not {n for n in written - exact if not any(pattern(p).fullmatch(n) for p in patterns)}
     assert not {p for p in patterns if not any(pattern(p).fullmatch(n) for n in written - exact)}
+
+
+def test_failures_are_counted_by_kind_type_and_place() -> None:
+    """Messages that differ between episodes are one kind; two places, or two types, are two."""
+    reasons = [
+        "reward 'exact' failed: ValueError: cannot read '7 (or so)' (grade.py, line 3)",
+        "reward 'exact' failed: ValueError: cannot read 'eight: 8' (grade.py, line 3)",
+        "reward 'exact' failed: ValueError: cannot read 'eight' (grade.py, line 4)",
+        "reward 'exact' failed: KeyError: 'x' (grade.py, line 3)",
+        "reward 'exact' returned <object object at 0x7f01>; expected a number or a Score",
+        "reward 'exact' returned <object object at 0x7f02>; expected a number or a Score",
+        "over 5.25 s (limits.seconds)",
+    ]
+    failed = [rollout(None, termination=Termination(TerminationKind.REWARD_ERROR, r)) for r in reasons]
+
+    assert [2, 1, 1, 2, 1] == list(failures_in([group(*failed)]).values())
+    assert "reward_error: reward 'exact' failed: ValueError (grade.py, line 3)" in failures_in([group(*failed)])
+    assert "reward_error: over ... s (limits.seconds)" in failures_in([group(*failed)])

@@ -14,7 +14,7 @@ import quintain
 from quintain import cli, evaluation, models, training
 
 PUBLIC = """
-    advantage Agent aggregation Algorithm API_VERSION control correction Demonstration Endpoint Engine Environment
+    advantage Agent aggregation Algorithm API_VERSION control correction Demonstration Engine Environment
     Group group_filter group_reward InfrastructureError Judge Judgement KL Likelihood LimitReached Limits Message
     need objective optimizer_step per_group Piece PolicyFault QuintainError Replay Reply Reward reward Rollout
     Sampled Sampling SamplingPlan Sandbox Score Service Task Termination ThinkingBudget TokenEngine Tool ToolCall

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from quintain.errors import RecipeError
 from quintain.interfaces.agent import Limits
 from quintain.training.recipe.errors import line_of
 from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe, override
+from quintain.training.recipe.tables import LimitsTable, Recipe, override
 from quintain.training.resolve import is_model_source
 
 SMALL = '[[environments]]\nuse = "arithmetic"\n'
@@ -412,3 +413,12 @@ def test_the_fault_of_a_table_is_put_where_it_was_typed(text: str, overrides: li
     with pytest.raises(RecipeError) as e:
         Recipe.parse(text + SMALL, overrides)
     assert str(e.value).startswith(start)
+
+
+def test_limits_of_seconds_can_be_removed() -> None:
+    """``"none"`` in a recipe is `None` of `Limits`; anything else is a number above 0."""
+    table = LimitsTable.model_validate({"seconds": "none", "reward_seconds": 5})
+    assert Limits(seconds=None, reward_seconds=5) == table.over(Limits())
+    for wrong in (0, -1, "all", math.inf, math.nan, [1]):
+        with pytest.raises(ValueError, match="number of seconds above 0, or 'none'"):
+            LimitsTable.model_validate({"seconds": wrong})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.testing import ScriptedEngine, rollout
-from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn, spread
+from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import Branch, TokenSource, Transcript
 
@@ -204,4 +204,3 @@ def test_group_and_rollout() -> None:
     assert (
         rollout(task, turns=(Turn(text="own", reply="own"), Turn(text="x", reply="x", player="guest"))).reply == "own"
     )
-    assert (spread([]), spread([3.0, 1.0])) == (0.0, 2.0)

@@ -12,6 +12,7 @@ import click
 
 from .. import __version__
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
+from ..tracebacks import said_by
 
 if TYPE_CHECKING:
     from ..registry.binding import signature_of as signature_of
@@ -103,8 +104,8 @@ def root() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
-    0: success; 1: failure; 2: error in the command line or the recipe (no traceback); 130: Ctrl-C. With ``--json``, an
-    error or interruption is also one JSON object on standard output.
+    0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
+    Ctrl-C. With ``--json``, an error or interruption is also one JSON object on standard output.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = "--json" in words
@@ -120,6 +121,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if as_json:
             _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
         return INTERRUPTED
+    except SystemExit as e:  # of an author's code, such as a library that calls sys.exit(0): the work is not done
+        message = f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise an exception"
+        return _fail(message, "SystemExit", 1, as_json)
     return status if isinstance(status, int) else 0
 
 

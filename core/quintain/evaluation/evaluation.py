@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -17,7 +17,9 @@ from typing import Any
 from ..errors import NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
+from ..interfaces.reward import RewardContext
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from ..rollouts.scoring import score_group, score_rollout
 from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, reaches
 from ..types.sampling import Sampling
 from ..types.task import Task
@@ -256,6 +258,16 @@ async def evaluate(
         success=success,
         **({"answer_of": answer_of} if answer_of else {}),
     )
+
+
+async def rescore(
+    environment: Environment[Any, Any], group: AnyGroup, services: Mapping[str, Any], step: int = 0
+) -> AnyGroup:
+    """Score the stored rollouts of *group* again by all rewards of *environment*."""
+    context = RewardContext(step=step, services=services)
+    unscored = [r.replace(outcome=None, shaping=None) for r in group.rollouts]
+    rollouts = tuple([await score_rollout(environment, r, context) for r in unscored])
+    return await score_group(environment, replace(group, rollouts=rollouts), context)
 
 
 def tasks_of(environment: Environment[Any, Any], split: str, count: int | None = None, *, name: str = "") -> list[Task]:

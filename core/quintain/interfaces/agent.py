@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -22,26 +21,19 @@ class Limits:
         turns: of the policy (over all its players).
         tokens: sampled by the policy, over the whole episode.
         seconds: of wall clock; ending by it is our failure (`timeout`), not the policy's.
+        reward_seconds: of wall clock for one call of a reward; ending by it is our failure (`infrastructure_error`).
     """
 
     turns: int | None = 1
     tokens: int | None = None
-    seconds: float | None = None
+    seconds: float | None = 600.0
+    reward_seconds: float | None = 60.0
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "seconds"):
+        for name in ("turns", "tokens", "seconds", "reward_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"limits.{name} is {value}; expected more than 0, or none")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """An OpenAI-compatible address of the policy for a foreign agent; its requests are recorded."""
-
-    base_url: str
-    api_key: str
-    model: str = "policy"
 
 
 class Agent(Protocol):
@@ -70,9 +62,6 @@ class Agent(Protocol):
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:
         """Another player with its own conversation; without an engine it is the policy, and trains."""
-
-    def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
-        """An OpenAI-compatible address for a foreign agent."""
 
     def metric(self, **values: float) -> None:
         """Report numbers for the logs."""

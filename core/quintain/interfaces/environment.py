@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
 from ..errors import EnvironmentFault, NoTasksError, QuintainError
-from ..tracebacks import said_by
+from ..tracebacks import is_failure, said_by
 from ..types.task import Message, Task
 from .agent import Agent, Limits
 from .engine import Reply
@@ -133,9 +133,11 @@ def yielded(
                 kind = type(item).__name__
                 raise EnvironmentFault(f"environment {name!r} yields a {kind} as a task: {item!r}; expected a Task")
             yield item
-    except QuintainError:
+    except (QuintainError, GeneratorExit):
         raise
-    except Exception as e:
+    except BaseException as e:
+        if not is_failure(e):
+            raise
         if method == "tasks" and isinstance(e, NotImplementedError):
             raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e
         raise EnvironmentFault(f"environment {name!r} failed in {method}({split!r}): {said_by(e)}") from e

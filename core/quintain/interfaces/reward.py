@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
-from ..tracebacks import said_by
+from ..tracebacks import is_failure, said_by
 from ..types.rollout import SCORE_TOLERANCE, AnyRollout, Score, reaches
 from .service import Need
 
 P = ParamSpec("P")
 R = TypeVar("R", bound=AnyRollout)
+LARGEST_SCORE = 1e15  # the variance of larger ones overflows 32 bits
 ScoreOrError = Score | EpisodeError
 Value = float | int | bool | Score
 
@@ -135,8 +135,8 @@ def as_score(value: Any, who: str) -> Score:
         )
     except (TypeError, ValueError, OverflowError) as e:
         raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
-    if not all(map(math.isfinite, (score.value, *score.turns, *score.players.values()))):
-        raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers")
+    if not all(abs(x) <= LARGEST_SCORE for x in (score.value, *score.turns, *score.players.values())):
+        raise RewardFault(f"reward {who!r} returned {value!r}; expected finite numbers up to {LARGEST_SCORE:g}")
     return score
 
 
@@ -215,22 +215,22 @@ class RewardFunction(Reward, Generic[P]):
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
                 raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
-        except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
+        except BaseException as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
             return [_failure(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
     async def _score_one(self, rollout: AnyRollout, keywords: Mapping[str, Any]) -> ScoreOrError:
         try:
             return self._checked(await _called(self.function, rollout, keywords))
-        except Exception as e:  # noqa: BLE001 - as above
+        except BaseException as e:  # noqa: BLE001 - as above
             return _failure(e, self.name)
 
     def _checked(self, value: Any) -> ScoreOrError:
         """The value as a score whose parts carry the reward's name, or why it is none."""
         try:
             score = as_score(value, self.name)
-        except RewardFault as e:
-            return e
+        except BaseException as e:  # noqa: BLE001 - as above: its `__float__` or `__repr__`
+            return _failure(e, self.name)
         total, parts = score.total, {f"{self.name}.{k}": v for k, v in score.parts.items()}
         if self.range and not (reaches(total, self.range[0]) and total <= self.range[1] + SCORE_TOLERANCE):
             return RewardFault(f"reward {self.name!r} scored {total}, outside its declared range {self.range}")
@@ -242,7 +242,9 @@ async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[st
     return await value if isinstance(value, Awaitable) else value
 
 
-def _failure(error: Exception, who: str) -> EpisodeError:
+def _failure(error: BaseException, who: str) -> EpisodeError:
+    if not is_failure(error):
+        raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
         return error
     fault = RewardFault(f"reward {who!r} failed: {said_by(error)}")
@@ -370,17 +372,16 @@ def reward(function: Any = None, /, *, range: tuple[float, float] | None = None)
     return lambda f: RewardFunction(f, range=range)
 
 
-Values = Sequence[float] | Sequence[Score] | Sequence[Value]
-
-
 @overload
 def group_reward(
-    function: Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]], /
+    function: Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequence[Value]]], /
 ) -> RewardFunction[P]: ...
 @overload
 def group_reward(
     *, range: tuple[float, float] | None = None
-) -> Callable[[Callable[Concatenate[Sequence[R], P], Values | Awaitable[Values]]], RewardFunction[P]]: ...
+) -> Callable[
+    [Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequence[Value]]]], RewardFunction[P]
+]: ...
 def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
     """Make a reward of a function of the valid samples of a group; it returns one number or `Score` per sample."""
     if function is not None:

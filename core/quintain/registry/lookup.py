@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PluginError, UnknownNameError, meaning, nearest
-from ..tracebacks import place_of, said_by
+from ..tracebacks import is_failure, place_of, said_by
 from .discovery import PLUGINS, Component, discover, in_order, normalise
 from .local import check_file, lacking, meant
 from .manifest import Entry, Manifest, read
@@ -122,7 +122,9 @@ class Registry:
             value: Any = module
             for attribute in filter(None, attributes.strip().split(".")):
                 value = getattr(value, attribute)  # a module's own __getattr__ may raise anything
-        except (Exception, SystemExit) as e:
+        except BaseException as e:
+            if not is_failure(e):
+                raise
             if not local:
                 failed = f"{component} cannot be loaded from {component.target!r}: {said_by(e)}"
                 raise PluginError(f"{failed}. Fix: {self._fix(component, e)}") from e

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import EnvironmentFault, EpisodeTimeout, InfrastructureError, LimitReached, PolicyFault, UsageError
+from ..errors import EnvironmentFault, InfrastructureError, LimitReached, PolicyFault, UsageError
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext
-from ..tracebacks import said_by
+from ..tracebacks import is_failure, said_by, text_of
 from ..types.rollout import Group, Rollout, Termination, TerminationKind, type_adapter
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
@@ -107,17 +107,15 @@ async def _result_of(
     except LimitReached as e:
         return None, Termination(TerminationKind.TRUNCATED, e.limit, early=True)
     except PolicyFault as e:
-        return None, Termination(TerminationKind.POLICY_FAULT, str(e), early=True)
+        return None, Termination(TerminationKind.POLICY_FAULT, text_of(e), early=True)
     except InfrastructureError as e:
-        return None, Termination(TerminationKind.INFRASTRUCTURE_ERROR, str(e))
-    except UsageError:  # the same in every episode, so the run stops
-        raise
-    except TimeoutError as e:
-        if isinstance(e, EpisodeTimeout) or clock.expired():  # else a timeout of the environment's own code
-            return None, Termination(TerminationKind.TIMEOUT, f"over {environment.limits.seconds} s")
-        return None, Termination(TerminationKind.ENVIRONMENT_ERROR, said_by(e))
-    except Exception as e:  # noqa: BLE001 - an author's code may raise anything; it becomes the termination
-        reason = str(e) if isinstance(e, EnvironmentFault) else said_by(e)
+        return None, Termination(TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
+    except BaseException as e:  # an author's code may raise anything; it becomes the termination
+        if isinstance(e, UsageError) or not is_failure(e):  # a mistake in the recipe is the same in every episode
+            raise
+        if isinstance(e, TimeoutError) and clock.expired():  # else a timeout of the environment's own code
+            return None, Termination(TerminationKind.TIMEOUT, f"over {environment.limits.seconds} s (limits.seconds)")
+        reason = text_of(e) if isinstance(e, EnvironmentFault) else said_by(e)
         return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
     if episode.hit:  # the environment handled the limit and returned a result, which is scored
         return result, Termination(TerminationKind.TRUNCATED, episode.hit)

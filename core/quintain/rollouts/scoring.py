@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import InfrastructureError, PolicyFault
+from ..errors import InfrastructureError, PolicyFault, RewardFault
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext, ScoreOrError
+from ..tracebacks import text_of
 from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, TerminationKind
 
 
@@ -25,16 +27,6 @@ async def score_group(
 ) -> AnyGroup:
     """Score the valid samples of a complete group by the rewards that compare samples."""
     return replace(group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True))
-
-
-async def rescore(
-    environment: Environment[Any, Any], group: AnyGroup, services: Mapping[str, Any], step: int = 0
-) -> AnyGroup:
-    """Score the stored rollouts of *group* again by all rewards of *environment*."""
-    context = RewardContext(step=step, services=services)
-    unscored = [r.replace(outcome=None, shaping=None) for r in group.rollouts]
-    rollouts = tuple([await score_rollout(environment, r, context) for r in unscored])
-    return await score_group(environment, replace(group, rollouts=rollouts), context)
 
 
 async def _scored(
@@ -63,21 +55,29 @@ async def _scored(
                 judged.append(i)
         outcomes: list[ScoreOrError] = []
         for _ in range(retries + 1 if judged else 0):
-            outcomes = await reward.score_all([rollouts[i] for i in judged], context)
+            try:
+                async with asyncio.timeout(environment.limits.reward_seconds):
+                    outcomes = await reward.score_all([rollouts[i] for i in judged], context)
+            except TimeoutError:
+                limit = f"{environment.limits.reward_seconds:g} s (limits.reward_seconds)"
+                outcomes = [InfrastructureError(f"reward {reward.name!r} took longer than {limit}")] * len(judged)
             if not any(isinstance(o, InfrastructureError) for o in outcomes):
                 break
         for i, scored in zip(judged, outcomes, strict=True):
-            changes[i] |= _change(slot, scored, rollouts[i].termination.attempts, environment.early)
+            changes[i] |= _change(slot, scored, rollouts[i], environment.early)
     return tuple(r.replace(**change) if change else r for r, change in zip(rollouts, changes, strict=True))
 
 
-def _change(slot: str, scored: ScoreOrError, attempts: int, early: float) -> dict[str, Any]:
-    """The fields of a rollout to change after one reward: the score, or the termination for its error."""
+def _change(slot: str, scored: ScoreOrError, rollout: AnyRollout, early: float) -> dict[str, Any]:
+    """The fields of *rollout* to change after one reward: the score, or the termination for its error."""
+    attempts, own = rollout.termination.attempts, sum(not t.player for t in rollout.turns)
+    if isinstance(scored, Score) and len(scored.turns) > own:  # credit would not know which tokens they belong to
+        scored = RewardFault(f"{len(scored.turns)} turn scores for {own} turns of the policy (`not turn.player`)")
     if isinstance(scored, Score):
         return {slot: scored}
     if isinstance(scored, PolicyFault):  # an answer that a working verifier cannot read is the policy's fault
-        termination = Termination(TerminationKind.POLICY_FAULT, str(scored), attempts, early=True)
+        termination = Termination(TerminationKind.POLICY_FAULT, text_of(scored), attempts, early=True)
         return {"termination": termination, "outcome": Score(value=early), "shaping": Score()}
     ours = isinstance(scored, InfrastructureError)
     kind = TerminationKind.INFRASTRUCTURE_ERROR if ours else TerminationKind.REWARD_ERROR
-    return {"termination": Termination(kind, str(scored), attempts), "outcome": None, "shaping": None}
+    return {"termination": Termination(kind, text_of(scored), attempts), "outcome": None, "shaping": None}

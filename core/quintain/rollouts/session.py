@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
-from ..errors import EnvironmentFault, LimitReached, PolicyFault, UsageError
-from ..interfaces.agent import Agent, Endpoint, Limits
+from ..errors import EnvironmentFault, LimitReached, PolicyFault
+from ..interfaces.agent import Agent, Limits
 from ..interfaces.engine import Engine, Reply, TokenEngine
 from ..interfaces.tools import Tool, as_tool
 from ..types.rollout import Turn
@@ -20,8 +19,7 @@ from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
 from .chat.tool_calls import Parsed, parse
 
-MALFORMED_CHANCES = 3
-"""Consecutive turns without a readable tool call that become a policy fault."""
+MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
 
 
 @dataclass
@@ -113,9 +111,6 @@ class Session(Agent):
         if name in self._episode.players:
             raise EnvironmentFault(f"there is a player {name!r} already")
         return Session(self._episode, name, engine)
-
-    def endpoint(self) -> AbstractAsyncContextManager[Endpoint]:
-        raise UsageError("agent.endpoint() needs the gateway for foreign agents, which this version does not have")
 
     def metric(self, **values: float) -> None:
         self._episode.metrics.update({k: float(v) for k, v in values.items()})

@@ -15,6 +15,7 @@ import pytest
 
 from ..errors import EpisodeError, UsageError
 from ..evaluation.controls import ControlEngine
+from ..evaluation.evaluation import rescore
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Demonstration, Environment
 from ..interfaces.reward import Reward, RewardContext, RewardFunction
@@ -22,7 +23,6 @@ from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
 from ..registry.lookup import current, load
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from ..rollouts.scoring import rescore
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall, content_hash

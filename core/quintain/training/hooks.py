@@ -24,6 +24,7 @@ import pluggy
 from ..errors import PluginError, UnknownNameError, did_you_mean
 from ..registry.discovery import Component
 from ..registry.lookup import Registry, current
+from ..tracebacks import is_failure, text_of
 
 PREFIX = "quintain_on_"
 hookspec = pluggy.HookspecMarker("quintain")
@@ -178,13 +179,13 @@ class Failure:
 
     plugin: str
     hook: str
-    error: Exception
+    error: BaseException
     count: int = 1
 
     def __str__(self) -> str:
         where = f" in {self.hook}" if self.hook else ""
         times = f", {self.count} times" if self.count > 1 else ""
-        return f"plugin {self.plugin!r}{where}: {type(self.error).__name__}: {self.error}{times}"
+        return f"plugin {self.plugin!r}{where}: {type(self.error).__name__}: {text_of(self.error)}{times}"
 
 
 class _Manager(pluggy.PluginManager):
@@ -260,7 +261,9 @@ class Hooks:
         for implementation in reversed(getattr(self._manager.hook, event.hook).get_hookimpls()):
             try:
                 implementation.function(*([event] if implementation.argnames else []))
-            except Exception as e:  # noqa: BLE001 - an observer may raise anything, and must not end the run
+            except BaseException as e:
+                if not is_failure(e):
+                    raise
                 self._record(implementation.plugin_name, event.hook, e)
 
     def report(self) -> list[str]:
@@ -285,7 +288,7 @@ class Hooks:
                     return f"{caller.name} must be a plain function: hooks neither await nor wrap"
         return ""
 
-    def _record(self, plugin: str, hook: str, error: Exception) -> None:
+    def _record(self, plugin: str, hook: str, error: BaseException) -> None:
         if self.strict:
             raise PluginError(str(Failure(plugin=plugin, hook=hook, error=error))) from error
         same = next((f for f in self.failures if (f.plugin, f.hook) == (plugin, hook)), None)
@@ -293,7 +296,8 @@ class Hooks:
             same.count += 1
             return
         self.failures.append(Failure(plugin=plugin, hook=hook, error=error))
-        log.warning("%s", self.failures[-1], exc_info=error)
+        log.warning("%s", self.failures[-1])
+        log.debug("the traceback of the plugin", exc_info=error)
 
 
 def allowed(components: Sequence[Component], names: str | None) -> list[Component]:

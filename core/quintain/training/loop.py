@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import Interrupted, RunError
+from ..tracebacks import text_of
 from .hooks import RunEnd
 from .metrics import flat, step_metrics
 from .run import Run
@@ -37,11 +38,11 @@ async def train(run: Run) -> dict[str, Any]:
         run.folder.write_summary(summary)
         run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status="finished", error="", summary=summary))
         return summary
-    except Exception as error:
+    except BaseException as error:
         with suppress(RunError):  # the first error is the one to show
             run.save()
         status = "interrupted" if isinstance(error, Interrupted) else "failed"
-        run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status=status, error=str(error), summary={}))
+        run.hooks.emit(RunEnd(folder=folder, step=run.state.step, status=status, error=text_of(error), summary={}))
         raise
     finally:
         run.report_hooks()

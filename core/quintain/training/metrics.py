@@ -8,6 +8,7 @@ each name; `quintain-alerts` monitors them.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
@@ -15,7 +16,7 @@ from typing import Any
 
 from ..evaluation.estimates import Estimate
 from ..evaluation.evaluation import Evaluation
-from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, TerminationKind, reaches, spread
+from ..types.rollout import SCORE_TOLERANCE, AnyGroup, AnyRollout, Termination, TerminationKind, reaches
 from ..types.transcript import TokenSource, Transcript
 
 Metrics = dict[str, Any]
@@ -23,6 +24,8 @@ TRAINING = ("difficulty", "rollouts", "update", "sync")
 """Phases that count as training time; evaluation and checkpoints do not."""
 BINS = 10
 """Bins of the calibration error."""
+LONGEST_KIND = 120
+"""Characters of the name of a kind of failure."""
 
 
 def step_metrics(
@@ -95,7 +98,7 @@ def group_metrics(groups: Sequence[AnyGroup], rejected: Mapping[str, int]) -> Me
 
 def _uniform(group: AnyGroup) -> str:
     outcomes = [r.outcome.total if r.outcome else 0.0 for r in group.valid]
-    if spread(outcomes) > SCORE_TOLERANCE:
+    if max(outcomes) - min(outcomes) > SCORE_TOLERANCE:
         return "mixed"
     if reaches(outcomes[0]):
         return "all_right"
@@ -271,8 +274,24 @@ def success_of(group: AnyGroup) -> tuple[int, int]:
 
 
 def failures_in(groups: Sequence[AnyGroup]) -> Counter[str]:
-    """Number of invalid rollouts by kind and reason of termination."""
-    return Counter(f"{r.termination.kind}: {r.termination.reason}" for g in groups for r in g.rollouts if not r.valid)
+    """Number of invalid rollouts by kind of termination, type of error and place in the author's code.
+
+    Where the reason names no place, its quoted parts and numbers, which differ between rollouts, are left out.
+    """
+    return Counter(failure_kind(r.termination) for g in groups for r in g.rollouts if not r.valid)
+
+
+_PLACE = re.compile(r" \([^()]+, line \d+\)$")
+_TYPE = re.compile(r"(?:.*? failed: )?\w+", re.DOTALL)
+_VALUES = re.compile(r"'[^']*'|\"[^\"]*\"|<[^>]*>|0x[0-9a-f]+|\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def failure_kind(termination: Termination) -> str:
+    """The name under which `failures_in` counts *termination*."""
+    reason, place = termination.reason, _PLACE.search(termination.reason)
+    if place and (error := _TYPE.match(reason)):
+        return f"{termination.kind}: {error[0]}{place[0]}"
+    return f"{termination.kind}: {_VALUES.sub('...', reason)[:LONGEST_KIND]}"
 
 
 def _of(name: str, values: Sequence[float]) -> Metrics:

@@ -18,13 +18,15 @@ from ..types.rollout import AnyGroup
 from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
-from .metrics import TRAINING, evaluation_metrics, failures_in, held_out, success_of
+from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
 from .screen import Screen
 from .weight_sync import WeightSync
 
 A = TypeVar("A")
+MOST_KINDS = 50
+"""Kinds of failures that are counted apart."""
 
 
 @dataclass
@@ -196,7 +198,8 @@ class Run:
     # ---------------------------------------------------------------- a step
     def report(self, step: int, collected: Collected) -> None:
         """Count the failed rollouts of a step; report missing groups and notices of the curriculum."""
-        self.count_failures(failures_in(collected.tried))
+        failed = [r.termination for g in collected.tried for r in g.rollouts if not r.valid]
+        self.count_failures(failures_in(collected.tried), {failure_kind(t): t.reason for t in reversed(failed)})
         if collected.cause:
             accepted = f"{len(collected.accepted)} of {collected.size} groups were accepted"
             self.screen.note(f"step {step}: {accepted}, the step continues with them: {collected.cause}")
@@ -208,12 +211,20 @@ class Run:
         sampling = self.recipe.sampling
         return {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens or self.engine.context}
 
-    def count_failures(self, failed: Mapping[str, int]) -> None:
-        """Count failed episodes per kind (see `quintain.training.metrics.failures_in`); warn on the first of each."""
-        for kind, count in failed.items():
+    def count_failures(self, failed: Mapping[str, int], reasons: Mapping[str, str] | None = None) -> None:
+        """Count failed episodes per kind (see `quintain.training.metrics.failures_in`); warn on the first of each.
+
+        At most `MOST_KINDS` kinds are told apart, because every checkpoint holds their names. *reasons* has the message
+        of one failure of each kind, for the warning.
+        """
+        for name, count in failed.items():
+            known = name in self.state.failures or len(self.state.failures) < MOST_KINDS
+            kind = name if known else "other failures"
             self.state.failures[kind] = self.state.failures.get(kind, 0) + count
             if self.state.failures[kind] == count:
-                self.screen.warn(f"{count} episodes failed and were left out: {kind}")
+                reason = (reasons or {}).get(name, "")
+                example = "" if reason in kind else f"; the first: {reason}"
+                self.screen.warn(f"{count} episodes failed and were left out: {kind}{example}")
 
     def complete(self, step: int, groups: Sequence[AnyGroup]) -> None:
         """Advance the state of the run by one step, and record the outcomes in the curriculum."""

@@ -29,9 +29,6 @@ class TerminationKind(StrEnum):
     TIMEOUT = "timeout"
 
 
-POLICY_TERMINATIONS = frozenset({TerminationKind.FINISHED, TerminationKind.TRUNCATED, TerminationKind.POLICY_FAULT})
-
-
 @dataclass(frozen=True, slots=True)
 class Termination:
     """How an episode ended, the limit or error that ended it, and the number of attempts.
@@ -47,7 +44,7 @@ class Termination:
     @property
     def ours(self) -> bool:
         """Whether the failure is not the policy's; such a rollout is masked and counted, never scored."""
-        return self.kind not in POLICY_TERMINATIONS
+        return self.kind not in (TerminationKind.FINISHED, TerminationKind.TRUNCATED, TerminationKind.POLICY_FAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,11 +192,6 @@ SCORE_TOLERANCE = 1e-9
 def reaches(value: float, threshold: float = SUCCESS) -> bool:
     """Whether *value* is at least *threshold*, up to rounding."""
     return value >= threshold - SCORE_TOLERANCE
-
-
-def spread(values: Sequence[float]) -> float:
-    """Maximum minus minimum; 0 for an empty sequence."""
-    return max(values) - min(values) if values else 0.0
 
 
 def trained(groups: Sequence[Group[Any, Any]]) -> Iterator[tuple[Rollout[Any, Any], str, tuple[TrainingSequence, ...]]]:

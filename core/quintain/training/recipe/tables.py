@@ -6,6 +6,7 @@ against its signature when it is bound.
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -133,12 +134,22 @@ class AlgorithmTable(ComponentTable):
     use: Name = "dr_grpo"
 
 
+def _seconds_or_none(value: Any) -> Any:
+    if value != "none" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        raise ValueError("expected a number of seconds above 0, or 'none'")
+    return value
+
+
+_Seconds = Annotated[float | Literal["none"] | None, PlainValidator(_seconds_or_none)]
+
+
 class LimitsTable(_Table):
     """``[environments.limits]``: by default the environment's; ``"none"`` removes a limit."""
 
     turns: Annotated[int | Literal["none"] | None, _count_or("none")] = None
     tokens: Annotated[int | Literal["none"] | None, _count_or("none")] = None
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: _Seconds = None
+    reward_seconds: _Seconds = None
 
     def over(self, limits: Limits) -> Limits:
         """*limits*, overridden by this table."""

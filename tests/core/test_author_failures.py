@@ -1,0 +1,264 @@
+"""Whatever an author's code raises or returns is that component's typed failure, and the other rollouts live."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quintain.errors import EnvironmentFault, PluginError
+from quintain.evaluation.evaluation import tasks_of
+from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.environment import Environment
+from quintain.interfaces.reward import group_reward, reward
+from quintain.registry.discovery import Component
+from quintain.registry.lookup import Registry
+from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+from quintain.tracebacks import LONGEST_TEXT
+from quintain.training.hooks import Hooks, RunEnd, StepEnd
+from quintain.types.rollout import Group, Rollout, Score, TerminationKind
+from quintain.types.task import Task
+
+from .engines import Speaker
+
+
+class Foreign(BaseException):
+    """A library's own."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(0)
+
+
+class Unlisted(AttributeError):
+    """An `AttributeError` of an object whose `__dir__` fails."""
+
+    def __init__(self) -> None:
+        super().__init__("gone", name="gone", obj=Odd())
+
+
+class Odd:
+    """A value that is no number in every possible way."""
+
+    def __float__(self) -> float:
+        raise SystemExit(0)
+
+    def __repr__(self) -> str:
+        raise Foreign
+
+    def __dir__(self) -> list[str]:
+        raise ValueError
+
+
+FAILURES: list[Callable[[], BaseException]] = [
+    lambda: SystemExit(0),
+    lambda: SystemExit("bye"),
+    lambda: asyncio.CancelledError(),
+    lambda: GeneratorExit(),
+    lambda: Foreign("foreign"),
+    lambda: Speechless(),
+    lambda: Unlisted(),
+    lambda: TimeoutError("its own"),
+    lambda: BaseExceptionGroup("several", [SystemExit(0), Foreign()]),
+    lambda: ValueError("x" * 30_000_000),
+]
+RETURNED: list[Any] = [Odd(), 1e308, "1e308", -1e16, [Odd()], Score(turns=(1e308, 1e308)), Score(players={"": Odd()})]  # type: ignore[dict-item]
+
+
+def play(environment: Environment[Any, Any], group_size: int = 2) -> Group[Any, Any]:
+    request = RolloutRequest(environment=environment, task=Task(prompt="0"), group_size=group_size)
+    context = RolloutContext(engine=Speaker(lambda *_: "hello"), retries=0)
+    return asyncio.run(run_groups([request], context))[0]
+
+
+def check(group: Group[Any, Any], kind: TerminationKind) -> None:
+    assert [kind] * len(group.rollouts) == [r.termination.kind for r in group.rollouts]
+    assert all(0 < len(r.termination.reason) <= LONGEST_TEXT + 100 for r in group.rollouts)
+    assert not group.valid
+
+
+def a_score(rollout: Any) -> float:
+    return 1.0
+
+
+class Plain(Environment[Task, Any]):
+    reward = reward(a_score)
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(prompt="0")]
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("awaited", [False, True])
+def test_a_reward_may_raise_anything(failure: Callable[[], BaseException], grouped: bool, awaited: bool) -> None:
+    def raises(rollout: Any) -> float:
+        raise failure()
+
+    async def raises_later(rollout: Any) -> float:
+        await asyncio.sleep(0)
+        raise failure()
+
+    function: Any = raises_later if awaited else raises
+    check(
+        play(Plain().overridden(reward=(group_reward if grouped else reward)(function))), TerminationKind.REWARD_ERROR
+    )
+
+
+@pytest.mark.parametrize("value", RETURNED)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_reward_may_return_anything(value: Any, grouped: bool) -> None:
+    def returns(rollout: Any) -> Any:
+        return [value] * len(rollout) if grouped else value
+
+    check(play(Plain().overridden(reward=(group_reward if grouped else reward)(returns))), TerminationKind.REWARD_ERROR)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_an_episode_may_raise_anything(failure: Callable[[], BaseException]) -> None:
+    class Raises(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user("go")
+            await agent.turn()
+            raise failure()
+
+    check(play(Raises()), TerminationKind.ENVIRONMENT_ERROR)
+
+
+@pytest.mark.parametrize("value", [Odd(), {"odd": Odd()}])
+def test_an_episode_may_return_anything(value: Any) -> None:
+    class Returns(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> Any:
+            return value
+
+    check(play(Returns()), TerminationKind.ENVIRONMENT_ERROR)
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_tasks_may_raise_anything(failure: Callable[[], BaseException]) -> None:
+    if isinstance(failure(), GeneratorExit):
+        pytest.skip("a generator is closed by it")
+
+    class Raises(Plain):
+        def tasks(self, split: str) -> list[Task]:
+            raise failure()
+
+    with pytest.raises(EnvironmentFault, match=r"failed in tasks\('test'\)") as caught:
+        tasks_of(Raises(), "test")
+    assert len(str(caught.value)) < LONGEST_TEXT + 200
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_hook_may_raise_anything(failure: Callable[[], BaseException], caplog: pytest.LogCaptureFixture) -> None:
+    """One line says so, however often it happens; the hooks of other plugins are called."""
+    seen: list[int] = []
+
+    class Raises:
+        def quintain_on_step_end(self, event: StepEnd) -> None:
+            raise failure()
+
+    class Counts:
+        def quintain_on_step_end(self, event: StepEnd) -> None:
+            seen.append(event.step)
+
+    hooks = Hooks(strict=False)
+    hooks.add(Counts(), "counts")
+    hooks.add(Raises(), "raises")
+    for step in (1, 2):
+        hooks.emit(StepEnd(step=step, metrics={}))
+
+    assert [1, 2] == seen
+    (line,) = hooks.report()
+    assert "plugin 'raises' in quintain_on_step_end" in line
+    assert len(line) < LONGEST_TEXT + 200
+    assert 1 == len(caplog.text.splitlines()), caplog.text[:2000]
+
+
+def test_ctrl_c_is_nobodys_failure() -> None:
+    class Interrupts:
+        def quintain_on_run_end(self, event: RunEnd) -> None:
+            raise KeyboardInterrupt
+
+    hooks = Hooks(strict=False)
+    hooks.add(Interrupts(), "interrupts")
+    with pytest.raises(KeyboardInterrupt):
+        hooks.emit(RunEnd(folder="", step=1, status="finished", error="", summary={}))
+
+    def interrupts(rollout: Any) -> float:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(Plain().overridden(reward=reward(interrupts)))
+
+
+@pytest.mark.parametrize(
+    "name", ["SystemExit(0)", "KeyError", "BaseException('b')", "__import__('asyncio').CancelledError"]
+)
+def test_a_plugin_may_raise_anything_at_import(name: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"raises_{abs(hash(name))}"
+    (tmp_path / f"{module}.py").write_text(f"raise {name}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    component = Component(kind="hooks", name="odd", target=module, distribution="odd", version="1")
+    with pytest.raises(PluginError, match="line 1"):
+        Registry([component]).resolve(component)
+    hooks = Hooks.installed(registry=Registry([component]), strict=False)
+    assert 1 == len(hooks.report())
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_reward_has_a_limit_of_seconds(grouped: bool) -> None:
+    """What takes longer is retried and then left out, not scored 0."""
+    calls: list[float] = []
+
+    async def waits(rollout: Any) -> Any:
+        calls.append(time.monotonic())
+        await asyncio.Event().wait()
+
+    environment = Plain().overridden(
+        reward=(group_reward if grouped else reward)(waits), limits=Limits(turns=1, reward_seconds=0.2)
+    )
+    request = RolloutRequest(environment=environment, task=Task(prompt="0"), group_size=1)
+    context = RolloutContext(engine=Speaker(lambda *_: "hello"), retries=1)
+    (group,) = asyncio.run(run_groups([request], context))
+
+    check(group, TerminationKind.INFRASTRUCTURE_ERROR)
+    assert "reward 'waits' took longer than 0.2 s (limits.reward_seconds)" == group.rollouts[0].termination.reason
+    assert 2 == len(calls)
+
+
+def test_limits_of_seconds_are_on_by_default() -> None:
+    assert (600.0, 60.0) == (Limits().seconds, Limits().reward_seconds)
+    assert (600.0, 60.0) == (Plain.limits.seconds, Plain.limits.reward_seconds)
+
+
+class Duel(Plain):
+    """Two players take two turns each."""
+
+    limits = Limits(turns=4)
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        guest = agent.player("guest")
+        for player in (agent, guest, agent, guest):
+            player.user("go")
+            await player.turn()
+
+
+def test_scores_of_the_turns_of_other_players_are_refused() -> None:
+    """They could not be credited, and would vanish."""
+
+    @reward
+    def every_turn(rollout: Rollout) -> Score:
+        return Score(turns=tuple(1.0 for _ in rollout.turns))
+
+    @reward
+    def own_turns(rollout: Rollout) -> Score:
+        return Score(turns=tuple(1.0 for turn in rollout.turns if not turn.player))
+
+    wrong = play(Duel().overridden(reward=every_turn))
+    check(wrong, TerminationKind.REWARD_ERROR)
+    assert "4 turn scores for 2 turns of the policy (`not turn.player`)" in wrong.rollouts[0].termination.reason
+    assert [2.0, 2.0] == [r.total for r in play(Duel().overridden(reward=own_turns)).valid]
