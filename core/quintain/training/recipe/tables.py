@@ -137,7 +137,7 @@ class AlgorithmTable(ComponentTable):
 def _seconds_or_none(value: Any) -> Any:
     if value != "none" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
         raise ValueError("expected a number of seconds above 0, or 'none'")
-    return value
+    return value if value == "none" else float(value)
 
 
 _Seconds = Annotated[float | Literal["none"] | None, PlainValidator(_seconds_or_none)]
