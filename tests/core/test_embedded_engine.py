@@ -21,6 +21,7 @@ from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
 
+from .architectures import architecture
 from .models import KINDS, byte_tokenizer, save_tiny, tiny_model
 
 TOKENIZER = HFTokenizer(byte_tokenizer())
@@ -59,6 +60,19 @@ def plain_logps(model: Any, ids: Sequence[int], reply: Sequence[int], temperatur
 
 def engine_of(model: Any, **options: Any) -> EmbeddedEngine:
     return EmbeddedEngine.sharing(model, TOKENIZER, **options)
+
+
+def test_rotary_frequencies_that_depend_on_the_length_limit_the_context() -> None:
+    """Here to 32 tokens: up to them, a short sequence gets its own log-probs beside one that reaches the limit."""
+    model = architecture("phi3-longrope", vocab_size=260, eos_token_id=258, pad_token_id=259)
+    engine = engine_of(model, slots=3)
+    assert engine.context == 32
+    calls = [(list(range(5, 5 + n)), Sampling(seed=n, max_tokens=60)) for n in (28, 10, 3, 20)]
+    for (ids, _), out in zip(calls, run(sample_all(engine, calls)), strict=True):
+        assert len(ids) + len(out.ids) == 32 or out.finish == "stop"
+        assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids, 1.0), abs=1e-4)
+    dynamic = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+    assert engine_of(architecture("llama", vocab_size=260, rope_parameters=dynamic)).context == 128
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mistral"])

@@ -14,6 +14,7 @@ from transformers import ElectraConfig, ElectraForCausalLM
 from quintain.errors import UsageError
 from quintain.models.forward import Forward, PrefixGroup, TokenSequence, shared_start
 
+from .architectures import architecture
 from .models import KINDS, tiny_model
 
 IDS = st.integers(0, 259)
@@ -147,6 +148,21 @@ def test_adapters_are_seen() -> None:
     logp, _ = outcome(Forward(module, layout="shared"), case)
     want, _ = _plain(module, case)
     torch.testing.assert_close(logp, want, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("length", [32, 33])
+def test_a_longer_neighbour_changes_no_log_prob(length: int) -> None:
+    """Nor does it where rotary frequencies depend on the length (32 tokens here): what is longer is refused."""
+    module = architecture("phi3-longrope", dtype=torch.float64)
+    forward = Forward(module)
+    short, long = (TokenSequence([(7 * i) % 60 for i in range(n)], range(1, n)) for n in (20, length))
+    alone = forward.statistics([[short]]).logp
+    if length > 32:
+        with pytest.raises(UsageError, match="33 tokens cannot train: past 32 tokens the rotary embedding of Phi3"):
+            forward.statistics([[short], [long]])
+        return
+    beside = forward.statistics([[short], [long]]).logp
+    torch.testing.assert_close(beside[: len(alone)], alone, rtol=0, atol=1e-5)
 
 
 def test_refuses_what_it_cannot_score() -> None:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from ..errors import UsageError
 from .fused import TrainingDecoder
 from .head import Statistics, statistics
-from .layers import Decoder, Layer, attend
+from .layers import Decoder, Layer, attend, steady_length
 from .lora import body_of
 from .probe import agree, logit_map_of, plain_log_probs
 
@@ -67,6 +67,7 @@ class Forward:
         self.checkpointing = checkpointing
         self.decoder = TrainingDecoder.of(module)
         self._logit_map = logit_map_of(module)
+        self._steady = steady_length(cast(Any, module).config.get_text_config())
         self.layout: Layout = self._choose(layout)
         if checkpointing and self.layout != "shared":
             # Switch on the module's own checkpointing. It needs training mode, which is safe without dropout.
@@ -103,11 +104,21 @@ class Forward:
         return head
 
     def hidden(self, prefix_groups: Sequence[PrefixGroup]) -> Tensor:
-        """Hidden states [N, D] that predict the tokens at all positions, after the last norm."""
+        """Hidden states [N, D] that predict the tokens at all positions, after the last norm.
+
+        Raises:
+            UsageError: a sequence is longer than the module's `steady_length`.
+        """
         if self.layout == "shared":
             assert self.decoder is not None
             return _shared_hidden(self.decoder, PrefixLayout.of(prefix_groups, self.decoder.device), self.checkpointing)
         rows = [row for group in prefix_groups for row in group]
+        longest = max(len(row.ids) for row in rows)
+        if self._steady is not None and longest > self._steady:
+            raise UsageError(
+                f"a sequence of {longest} tokens cannot train: past {self._steady} tokens the rotary embedding of "
+                f"{type(self.module).__name__} follows the longest sequence of a batch; shorten replies and prompts"
+            )
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
     def cost(self, prefix_group: PrefixGroup) -> int:

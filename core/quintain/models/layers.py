@@ -273,6 +273,19 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
     return config.num_hidden_layers, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
+def steady_length(config: Any) -> int | None:
+    """Longest sequence whose rotary frequencies are its own, by a text model's *config*; ``None`` without a limit.
+
+    Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``, ``dynamic``), so that a
+    sequence would get other log-probs beside a longer one, and while it grows past the limit in a cache.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if kind]  # one per kind of layer
+    changing = [kind for kind in kinds if kind.get("rope_type", "default") not in STATIC_ROPE]
+    field = "original_max_position_embeddings"
+    return min((kind.get(field) or config.max_position_embeddings for kind in changing), default=None)
+
+
 def has_windows(config: Any) -> bool:
     """Whether some layers of a text model's *config* attend to a window only, which no short probe can notice."""
     kinds = getattr(config, "layer_types", None)

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..errors import UsageError
 from .hf import check_folder, is_folder, quiet, unreachable
-from .layers import fuse_storage
+from .layers import fuse_storage, steady_length
 from .lora import with_adapters
 from .tokenizer import HFTokenizer
 
@@ -140,8 +140,13 @@ def as_device(name: str) -> torch.device:
 
 
 def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
-    """Return the longest sequence that *module* supports, by its config, else its tokenizer, else 2,048 tokens."""
+    """Return the longest sequence that *module* supports, by its config, else its tokenizer, else 2,048 tokens.
+
+    Where rotary frequencies depend on the length (Phi-3 and Phi-4-mini of 128k tokens), it is the `steady_length`.
+    """
     config = module.config
+    if steady := steady_length(config.get_text_config()):
+        return steady
     for field in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
         value = getattr(config, field, None)
         if isinstance(value, int) and 0 < value < _NO_LIMIT:
