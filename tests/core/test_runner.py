@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -381,3 +383,40 @@ def test_an_engine_may_differ_by_task_and_by_player() -> None:
     groups = play(Base(), ByTask(lambda prompt, sampling: "nothing"), tasks=3)
     assert ["nothing", "1", "2"] == [g.rollouts[0].reply for g in groups]
     assert [""] == asked
+
+
+def test_a_finished_episode_is_freed_without_the_garbage_collector() -> None:
+    """Memory stays flat over many episodes even where the collector never runs: the engine's episodes are no cycles."""
+
+    class Busy(Base):
+        limits = Limits(turns=4)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user(task.prompt)
+            other = agent.player("other")
+            other.user("and you?")
+            await other.turn()
+            await agent.run(self.double)
+            if task.answer == 3:
+                raise RuntimeError("broken")
+            while True:  # until the limit
+                await agent.turn()
+
+        async def double(self, x: int) -> int:
+            """Double it."""
+            return 2 * x
+
+    def alive() -> Counter[str]:
+        return Counter(type(x).__name__ for x in gc.get_objects() if type(x).__module__.startswith("quintain"))
+
+    play(Busy(), Speaker(echo), group_size=2, tasks=4)
+    gc.collect()
+    before = alive()
+    gc.disable()
+    try:
+        kinds = {r.termination.kind for g in play(Busy(), Speaker(echo), group_size=2, tasks=4) for r in g.rollouts}
+        left = alive() - before
+    finally:
+        gc.enable()
+    assert {TerminationKind.ENVIRONMENT_ERROR, TerminationKind.TRUNCATED} == kinds
+    assert not left

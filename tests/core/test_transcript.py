@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import pickle
+import struct
+import tracemalloc
+from dataclasses import asdict, replace
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,3 +139,46 @@ def test_the_recorder_can_go_on_after_a_look(steps: list[tuple[str, list[int]]])
         return r.transcript()
 
     assert play(look=True) == play(look=False)
+
+
+INTEGERS = st.integers(-(2**63), 2**63 - 1)
+NUMBERS = st.floats(allow_nan=False) | st.floats(width=32, allow_nan=False)
+
+
+@given(st.lists(st.tuples(INTEGERS, st.sampled_from(list(S)), NUMBERS, INTEGERS), max_size=8))
+def test_columns_come_back_as_they_were_given(rows: list[tuple[int, int, float, int]]) -> None:
+    """A branch keeps its columns packed; what is read, compared, hashed, copied and pickled are the same tuples."""
+    ids, sources, logps, versions = zip(*rows, strict=True) if rows else ((),) * 4
+    branch = Branch(ids=list(ids), sources=sources, logps=logps, versions=versions)  # type: ignore[arg-type]
+    assert (ids, sources, logps, versions) == (branch.ids, branch.sources, branch.logps, branch.versions)
+    assert [math.copysign(1, x) for x in logps] == [math.copysign(1, x) for x in branch.logps]
+    same = Branch(ids=branch.ids, sources=branch.sources, logps=branch.logps, versions=branch.versions)
+    assert (branch, hash(branch), repr(branch)) == (same, hash(same), repr(same))
+    assert branch == pickle.loads(pickle.dumps(branch)) == copy.deepcopy(branch) == replace(branch)
+    assert {"parent": -1, "fork": 0, "ids": ids, "sources": sources, "logps": logps, "versions": versions} == asdict(
+        branch
+    )
+    assert not rows or branch != replace(branch, logps=tuple(x + 1 if abs(x) < 1e6 else 0.5 for x in logps))
+
+
+def test_not_a_number_stays_one() -> None:
+    branch = Branch(ids=(1,), sources=(2,), logps=(float("nan"),), versions=(0,))
+    assert math.isnan(branch.logps[0])
+
+
+@pytest.mark.parametrize("ids", [(2**63,), (0.5,), ("a",), (None,)])
+def test_what_is_no_token_is_refused(ids: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="ids must be numbers within struct's 'q'"):
+        Branch(ids=ids, sources=(0,), logps=(0.0,), versions=(0,))
+
+
+def test_a_rollout_of_a_thousand_tokens_is_small() -> None:
+    """Four columns of 1,024 tokens, log-probs as an engine of float32 gives them, take at most 12 kB in all."""
+    random = Random(0)
+    logps = struct.unpack("1024f", struct.pack("1024f", *(-random.random() for _ in range(1024))))
+    ids = [random.randrange(150_000) for _ in range(1024)]
+    tracemalloc.start()
+    branches = [Branch(ids=ids, sources=(2,) * 1024, logps=logps, versions=(300,) * 1024) for _ in range(50)]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size / len(branches) <= 12_000

@@ -79,15 +79,16 @@ async def run_episode(
         session.system(system)
     start = time.monotonic()
     result, termination = await _result_of(environment, task, session, episode)
-    own = episode.players[""]
+    transcripts = episode.transcripts()
+    episode.players.clear()  # a cycle: without it, only the garbage collector would free the episode
     return Rollout(
         task=task,
         result=result,
         termination=Termination(termination.kind, termination.reason, attempt, termination.early),
         metrics=dict(episode.metrics),
         turns=tuple(episode.turns),
-        messages=tuple(own.messages),
-        transcripts=episode.transcripts(),
+        messages=tuple(session.messages),
+        transcripts=transcripts,
         environment=request.name,
         group=request.index,
         sample=sample,

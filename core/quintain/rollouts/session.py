@@ -17,7 +17,7 @@ from ..types.task import Message, ToolCall, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
-from .chat.tool_calls import Parsed, parse
+from .chat.tool_calls import parse
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
 
@@ -39,8 +39,7 @@ class EpisodeState:
 
     def transcripts(self) -> dict[str, Transcript]:
         """The transcripts of the policy's players by name, if the engine records tokens."""
-        transcripts = {name: player.transcript() for name, player in self.players.items() if player.trains}
-        return {name: t for name, t in transcripts.items() if t is not None}
+        return {name: t for name, player in self.players.items() if player.trains and (t := player.transcript())}
 
 
 class Session(Agent):
@@ -129,8 +128,9 @@ class Session(Agent):
             self._pending.clear()
             reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
             text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
-            parsed = Parsed(reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls)
-            turn = self._turn_of(text, parsed, reply.finish, reply.usage.get("completion_tokens", 0))
+            tokens = reply.usage.get("completion_tokens", 0)
+            about: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
+            turn = Turn(text=text, reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls, **about)
         self._turns += 1
         self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
@@ -171,13 +171,7 @@ class Session(Agent):
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
-        return self._turn_of(text, parse(text, tools=bool(tools)), sampled.finish, sampled.tokens)
-
-    def _turn_of(self, text: str, parsed: Parsed, finish: Any, tokens: int) -> Turn:
-        reply, reasoning, calls = parsed.reply, parsed.reasoning, parsed.calls
-        return Turn(
-            text=text, reply=reply, reasoning=reasoning, calls=calls, finish=finish, player=self._name, tokens=tokens
-        )
+        return parse(text, tools=bool(tools), finish=sampled.finish, player=self._name, tokens=sampled.tokens)
 
 
 async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:

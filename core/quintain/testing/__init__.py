@@ -55,15 +55,12 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
         fields: any other field of `Rollout`.
     """
     from ..rollouts.chat.tool_calls import parse
-    from ..types.rollout import Rollout, Turn
+    from ..types.rollout import Rollout
     from ..types.task import Message, messages_of
 
-    turns, messages = [], messages_of(task.prompt)
-    for text in texts:
-        parsed = parse(text, tools="<tool_call>" in text)
-        turns.append(Turn(text=text, reply=parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls))
-        messages.append(Message("assistant", parsed.reply, reasoning=parsed.reasoning, calls=parsed.calls))
-    values = {"turns": tuple(turns), "messages": tuple(messages), **fields}
+    turns = tuple(parse(text, tools="<tool_call>" in text) for text in texts)
+    said = [Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls) for turn in turns]
+    values = {"turns": turns, "messages": (*messages_of(task.prompt), *said), **fields}
     return Rollout(task=task, result=result, **values)
 
 

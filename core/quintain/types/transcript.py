@@ -8,7 +8,9 @@ every other token is context.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -50,7 +52,28 @@ class Sampled:
         return len(self.ids) - (self.forced[1] - self.forced[0])
 
 
-@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """A tuple of numbers in a frozen record, stored as bytes in the first of *codes* (see `struct`) that keeps all."""
+
+    def __init__(self, stored: str, codes: str) -> None:
+        self._stored, self._codes = stored, codes
+
+    def __get__(self, record: object, owner: type) -> tuple[Any, ...]:
+        stored: bytes = getattr(record, self._stored, b"b")  # of the class: the default of the field, ()
+        code, data = stored[:1].decode(), stored[1:]
+        return struct.unpack(f"{len(data) // struct.calcsize(code)}{code}", data)
+
+    def __set__(self, record: object, values: Sequence[Any]) -> None:
+        for code in self._codes:
+            layout = f"{len(values)}{code}"
+            with suppress(struct.error, OverflowError):
+                data = struct.pack(layout, *values)
+                if code != "f" or struct.unpack(layout, data) == tuple(values):
+                    return object.__setattr__(record, self._stored, code.encode() + data)
+        raise ValueError(f"{self._stored[1:]} must be numbers within struct's {self._codes[-1]!r}: {values!r:.99}")
+
+
+@dataclass(frozen=True)
 class Branch:
     """The tokens of one branch after the first *fork* tokens, which it shares with its *parent* (-1 for the root).
 
@@ -58,12 +81,13 @@ class Branch:
     source is `TokenSource.MODEL` and 0 elsewhere; ``versions`` the weight version there and -1 elsewhere.
     """
 
+    __slots__ = ("__dict__",)  # makes pydantic set the attributes of a restored record, not its __dict__
     parent: int = -1
     fork: int = 0
-    ids: tuple[int, ...] = ()
-    sources: tuple[int, ...] = ()
-    logps: tuple[float, ...] = ()
-    versions: tuple[int, ...] = ()
+    ids: tuple[int, ...] = Packed("_ids", "hiq")  # type: ignore[assignment]
+    sources: tuple[int, ...] = Packed("_sources", "bq")  # type: ignore[assignment]
+    logps: tuple[float, ...] = Packed("_logps", "fd")  # type: ignore[assignment]
+    versions: tuple[int, ...] = Packed("_versions", "bhiq")  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
         if not len(self.ids) == len(self.sources) == len(self.logps) == len(self.versions):
@@ -95,33 +119,33 @@ class Transcript:
 
     def path(self, branch: int) -> Branch:
         """The tokens of a branch from the start of the conversation, as one root branch."""
-        return self._paths(branch + 1)[branch]
+        return Branch(-1, 0, *self._paths()[branch])
 
-    def _paths(self, n: int) -> list[Branch]:
-        """Paths of the first *n* branches; parents come before their children."""
-        paths: list[Branch] = []
-        for own in self.branches[:n]:
-            head, k = (paths[own.parent], own.fork) if own.parent >= 0 else (Branch(), 0)
-            columns = ("ids", "sources", "logps", "versions")
-            paths.append(Branch(**{name: getattr(head, name)[:k] + getattr(own, name) for name in columns}))
+    def _paths(self) -> list[tuple[tuple[Any, ...], ...]]:
+        """The columns of each branch from the start of the conversation; parents come before their children."""
+        paths: list[tuple[tuple[Any, ...], ...]] = []
+        for own in self.branches:
+            head = [column[: own.fork] for column in paths[own.parent]] if own.parent >= 0 else [()] * 4
+            columns = (own.ids, own.sources, own.logps, own.versions)
+            paths.append(tuple(before + new for before, new in zip(head, columns, strict=True)))
         return paths
 
     def sequences(self) -> list[TrainingSequence]:
         """The sequences to train on: one per branch with sampled tokens of its own, cut after the last of them."""
         sequences: list[TrainingSequence] = []
-        for own, path in zip(self.branches, self._paths(len(self.branches)), strict=True):
-            first = len(path.ids) - len(own.ids)
-            mask = [j >= first and s == TokenSource.MODEL for j, s in enumerate(path.sources)]
-            if not any(mask):
+        for own, (ids, sources, logps, versions) in zip(self.branches, self._paths(), strict=True):
+            first = own.fork if own.parent >= 0 else 0
+            mask = (*(False,) * first, *map(TokenSource.MODEL.__eq__, sources[first:]))
+            if True not in mask:
                 continue
             end = len(mask) - mask[::-1].index(True)
             sequences.append(
                 TrainingSequence(
-                    ids=path.ids[:end],
-                    mask=tuple(mask[:end]),
-                    logps=tuple(x if m else 0.0 for x, m in zip(path.logps[:end], mask, strict=False)),
-                    versions=tuple(x if m else -1 for x, m in zip(path.versions[:end], mask, strict=False)),
-                    sources=path.sources[:end],
+                    ids=ids[:end],
+                    mask=mask[:end],
+                    logps=tuple([x if m else 0.0 for x, m in zip(logps[:end], mask, strict=False)]),
+                    versions=tuple([x if m else -1 for x, m in zip(versions[:end], mask, strict=False)]),
+                    sources=sources[:end],
                 )
             )
         return sequences
@@ -129,7 +153,7 @@ class Transcript:
     @property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled, over all branches."""
-        return sum(s == TokenSource.MODEL for b in self.branches for s in b.sources)
+        return sum(branch.sources.count(TokenSource.MODEL) for branch in self.branches)
 
 
 class Recorder:
@@ -164,17 +188,14 @@ class Recorder:
     def branch(self, ids: Sequence[int], sources: Sequence[int]) -> None:
         """Start a branch whose path is *ids*; the prefix that it shares with the open branch is linked, not copied."""
         old = self.ids
-        shared = 0
-        while shared < min(len(old), len(ids)) and old[shared] == ids[shared]:
-            shared += 1
+        shared = next((i for i, (a, b) in enumerate(zip(old, ids, strict=False)) if a != b), min(len(old), len(ids)))
         self._branches.append(self._open_branch())
         self._parent, self._fork = len(self._branches) - 1, shared
         self._head, self._columns = list(ids[:shared]), ([], [], [], [])
         self.add(ids[shared:], sources[shared:])
 
     def _open_branch(self) -> Branch:
-        ids, sources, logps, versions = map(tuple, self._columns)
-        return Branch(parent=self._parent, fork=self._fork, ids=ids, sources=sources, logps=logps, versions=versions)
+        return Branch(self._parent, self._fork, *map(tuple, self._columns))
 
     def transcript(self, **about: object) -> Transcript:
         """The record so far; recording may continue."""

@@ -4,37 +4,27 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from typing import Any
 
+from ...types.rollout import Turn
 from ...types.task import ToolCall
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
-    """The parts of a sampled text: thought, reply, tool calls; a call that cannot be parsed carries an ``error``."""
-
-    reply: str
-    reasoning: str = ""
-    calls: tuple[ToolCall, ...] = ()
-
-
-def parse(text: str, *, tools: bool = False) -> Parsed:
-    """Split a sampled text into thought, reply and, if *tools* were offered, tool calls.
+def parse(text: str, *, tools: bool = False, **about: Any) -> Turn:
+    """The turn of a sampled text, split into thought, reply and, if *tools* were offered, tool calls.
 
     A thought is text between think tags at the very start; with an unclosed tag the whole text is the reply, because
-    the policy was cut off or misused the tag, and rewards must see what it wrote.
+    the policy was cut off or misused the tag, and rewards must see what it wrote. A call that cannot be parsed carries
+    an ``error``. *about* are the other fields of the turn.
     """
-    reasoning = ""
     thought = _THOUGHT.match(text)
-    if thought:
-        reasoning, text = thought[1].strip(), text[thought.end() :]
-    if not tools:
-        return Parsed(reply=text.strip(), reasoning=reasoning)
-    calls = tuple(_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(text)))
-    return Parsed(reply=_CALL.sub("", text).strip(), reasoning=reasoning, calls=calls)
+    reasoning, rest = (thought[1].strip(), text[thought.end() :]) if thought else ("", text)
+    calls = tuple([_call(m[1], f"call-{i}") for i, m in enumerate(_CALL.finditer(rest))]) if tools else ()
+    reply = _CALL.sub("", rest) if calls else rest
+    return Turn(text=text, reply=reply.strip(), reasoning=reasoning, calls=calls, **about)
 
 
 def _call(body: str, name: str) -> ToolCall:
