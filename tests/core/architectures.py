@@ -32,6 +32,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": VOCABULARY - 2,
     "pad_token_id": VOCABULARY - 1,
 }
+_KV = "num_key_value_heads"
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 _SLIDING = {"sliding_window": WINDOW}
 _MIXED = {**_SLIDING, "layer_types": ["sliding_attention", "full_attention"]}
@@ -100,12 +101,12 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
         original_max_position_embeddings=CONTEXT // 4,
         **_rope("longrope", short_factor=[1.0] * 4, long_factor=[4.0] * 4),
     ),
-    "gpt2": _shape("GPT2", head="LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT),
-    "gpt-neox": _shape("GPTNeoX"),
+    "gpt2": _shape("GPT2", _KV, head="LMHeadModel", n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT),
+    "gpt-neox": _shape("GPTNeoX", _KV),
     "gpt-oss": _shape("GptOss", **_EXPERTS, **_MIXED, **_rope("default")),
-    "opt": _shape("OPT", word_embed_proj_dim=32, ffn_dim=48),
-    "falcon": _shape("Falcon", "head_dim"),
-    "falcon-alibi": _shape("Falcon", "head_dim", alibi=True),
+    "opt": _shape("OPT", _KV, word_embed_proj_dim=32, ffn_dim=48),
+    "falcon": _shape("Falcon", _KV, "head_dim"),
+    "falcon-alibi": _shape("Falcon", _KV, "head_dim", alibi=True),
     "falcon-h1": _shape(
         "FalconH1",
         mamba_d_ssm=64,
@@ -198,11 +199,11 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
         is_decoder=True,
         is_encoder_decoder=False,
     ),
-    "bloom": _shape("Bloom", n_layer=2, n_head=4),
+    "bloom": _shape("Bloom", _KV, n_layer=2, n_head=4),
     "gpt-neo": _shape(
-        "GPTNeo", num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=WINDOW
+        "GPTNeo", _KV, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=WINDOW
     ),
-    "gptj": _shape("GPTJ", n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, rotary_dim=4),
+    "gptj": _shape("GPTJ", _KV, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, rotary_dim=4),
     "mamba": _shape("Mamba", state_size=8, time_step_rank=4),
     "mamba2": _shape("Mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=8),
 }
@@ -237,4 +238,8 @@ def architecture(
         for buffer_name, buffer in model.named_buffers():
             if buffer_name.endswith("correction_bias"):  # of a router of experts
                 buffer.normal_(0, 1)
-    return model.to(dtype).eval()
+    model.to(dtype)
+    for tensor_name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if any(part in tensor_name for part in model._keep_in_fp32_modules_strict or ()):
+            tensor.data = tensor.data.float()  # as `from_pretrained` does
+    return model.eval()

@@ -54,11 +54,20 @@ def body_of(module: Any) -> Any:
     return base.model if base.base_model is base else base.base_model
 
 
+def named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield name and tensor of each parameter and each persistent buffer, such as the routing bias of experts."""
+    yield from module.named_parameters()
+    saved = module.state_dict().keys()
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if name in saved)
+
+
 def merged_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter, the adapters' change added."""
+    """Yield name, as in a Hugging Face checkpoint, and tensor of each parameter and persistent buffer, the adapters'
+    change added.
+    """
     base = base_of(module)
     adapted = {name: part for name, part in base.named_modules() if hasattr(part, "get_delta_weight")}
-    for name, parameter in base.named_parameters():
+    for name, parameter in named_tensors(base):
         owner, _, leaf = name.rpartition(".")
         if owner in adapted or any(owner.startswith(f"{a}.lora_") for a in adapted):
             continue

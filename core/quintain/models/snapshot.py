@@ -13,7 +13,7 @@ from ..errors import InfrastructureError
 from ..interfaces.engine import Weights
 from .layers import fuse_storage
 from .load import as_dtype
-from .lora import base_of, has_adapters, merged_tensors
+from .lora import base_of, has_adapters, merged_tensors, named_tensors
 
 
 class Snapshot:
@@ -52,6 +52,9 @@ class Snapshot:
     def _copy(cls, module: Any, dtype: torch.dtype) -> Snapshot:
         base = base_of(module)
         blank = type(base)(copy.deepcopy(base.config)).to(device=next(base.parameters()).device, dtype=dtype).eval()
+        for name, tensor in named_tensors(blank):
+            if any(part in name for part in getattr(base, "_keep_in_fp32_modules_strict", None) or ()):
+                tensor.data = tensor.data.float()  # as `from_pretrained` keeps it: 8 bits would change the routing
         fuse_storage(blank)
         snapshot = cls(blank, source=module)
         snapshot.refresh(None)
@@ -67,22 +70,22 @@ class Snapshot:
             tensors = dict(merged_tensors(self.source))
         else:
             tensors = dict(weights.tensors() if weights else {})
-        parameters = dict(self.module.named_parameters())
-        _check(parameters, tensors)
+        own = dict(named_tensors(self.module))
+        _check(own, tensors)
         with torch.no_grad():
-            for name, parameter in parameters.items():
-                parameter.copy_(tensors[name])
+            for name, tensor in own.items():
+                tensor.copy_(tensors[name])
 
 
-def _check(parameters: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    missing = [name for name in parameters if name not in tensors]
+def _check(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    missing = [name for name in own if name not in tensors]
     if missing:
         raise InfrastructureError(
             f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was changed"
         )
-    for name, parameter in parameters.items():
-        if tensors[name].shape != parameter.shape:
+    for name, tensor in own.items():
+        if tensors[name].shape != tensor.shape:
             raise InfrastructureError(
-                f"weight update: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(parameter.shape)}; "
+                f"weight update: {name!r} has shape {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}; "
                 "nothing was changed"
             )

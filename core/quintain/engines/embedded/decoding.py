@@ -339,6 +339,7 @@ class BatchForward:
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Begin a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""
+        assert list(rows) == list(range(len(rows))), f"a fixed batch has rows 0 .. n-1, not {list(rows)}"
         self.rows = len(rows)
         longest = max(len(row) for row in ids)
         pads = [longest - len(row) for row in ids]

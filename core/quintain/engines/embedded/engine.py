@@ -338,6 +338,8 @@ class EmbeddedEngine(TokenEngine):
 
     async def _admit(self) -> None:
         """Give rows to waiting requests, compute their prompts, and sample their first tokens."""
+        if self._forward.store is None:  # a fixed batch reuses no prefix, and takes rows 0 .. n-1
+            self._slots.forget()
         admission = self._slots.admit(self._queue)
         running = set(self._running())
         self._queue = [r for r in self._queue if r not in running]

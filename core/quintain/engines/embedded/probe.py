@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ...errors import UsageError
 from ...models.layers import Decoder, has_windows
 from ...models.probe import agree, log_probs, plain_log_probs
 from .decoding import BatchForward, DecodingForward, LayerForward, ModuleForward
@@ -18,40 +19,52 @@ _log = logging.getLogger(__name__)
 def choose_forward(module: Any, context: int) -> DecodingForward:
     """Return the fastest forward for *module* that agrees with the module's own: over its layers, else its own forward
     with our cache, else fixed batches.
+
+    Raises:
+        UsageError: none agrees.
     """
-    decoder = Decoder.of(module)
-    if decoder is not None and agrees(LayerForward(decoder, context), module):
+    name, decoder = type(module).__name__, Decoder.of(module)
+    if decoder is not None and not disagreement(lambda: LayerForward(decoder, context), module):
         return LayerForward(decoder, context)
     windows = has_windows(module.config.get_text_config())
-    if not windows and _tries(lambda: agrees(ModuleForward(module, context), module)):
+    if not windows and not disagreement(lambda: ModuleForward(module, context), module):
         return ModuleForward(module, context)
-    _log.warning("%s takes no cache with rows of different lengths; decoding in fixed batches", type(module).__name__)
+    if reason := disagreement(lambda: BatchForward(module), module, rough=True):
+        raise UsageError(
+            f"the embedded engine cannot sample from {name}: decoded from a left-padded batch and the module's cache, "
+            f"{reason}; use an architecture that docs/models.md lists as supported, or another engine"
+        )
+    _log.warning("%s takes no cache with rows of different lengths; decoding in fixed batches", name)
     return BatchForward(module)
 
 
 @torch.inference_mode()
-def agrees(forward: DecodingForward, module: Any) -> bool:
-    """Whether two prompts of different lengths, prefilled and decoded together, get the plain forward's log-probs."""
+def disagreement(make: Callable[[], DecodingForward], module: Any, *, rough: bool = False) -> str:
+    """How the log-probs of two prompts of different lengths, prefilled and decoded together, differ from those of the
+    plain forward; empty if they agree. An unknown architecture may raise anything, which is a difference, too.
+
+    Args:
+        rough: in half precision, compare the error of each row with the spread of the log-probs: the largest error over
+            a large vocabulary says nothing.
+    """
     vocabulary = module.get_input_embeddings().weight.shape[0]
     ids = [[(7 * i + 3) % vocabulary for i in range(9)], [(5 * i + 1) % vocabulary for i in range(5)]]
     cut = [6, 2]
-    logits = [forward.extend([0, 1], [row[:n] for row, n in zip(ids, cut, strict=True)], [0, 0])]
-    steps = forward.steps(cut, 3)
-    for i in range(3):
-        next_ids = torch.tensor([row[n + i] for row, n in zip(ids, cut, strict=True)], device=forward.device)
-        logits.append(steps.step(next_ids))
-    decoded = log_probs(torch.stack(logits, dim=1))
-    plain = torch.stack([plain_log_probs(module, row)[n - 1 :] for row, n in zip(ids, cut, strict=True)])
-    store = forward.store
-    if store is not None:
-        store.release()
-    return agree(decoded, plain, next(module.parameters()).dtype)
-
-
-def _tries(attempt: Callable[[], bool]) -> bool:
-    """Run *attempt*. An unknown architecture may raise anything on our cache; then it does not agree."""
     try:
-        return attempt()
+        forward = make()
+        logits = [forward.extend([0, 1], [row[:n] for row, n in zip(ids, cut, strict=True)], [0, 0])]
+        steps = forward.steps(cut, 3)
+        for i in range(3):
+            next_ids = torch.tensor([row[n + i] for row, n in zip(ids, cut, strict=True)], device=forward.device)
+            logits.append(steps.step(next_ids))
     except Exception as error:  # noqa: BLE001 -- see above
         _log.info("cache with rows of different lengths: %s: %s", type(error).__name__, error)
-        return False
+        return f"it raises {type(error).__name__}: {error}"
+    decoded = log_probs(torch.stack(logits, dim=1))
+    plain = torch.stack([plain_log_probs(module, row)[n - 1 :] for row, n in zip(ids, cut, strict=True)])
+    dtype, error_NTV = next(module.parameters()).dtype, (decoded - plain).abs()
+    if agree(decoded, plain, dtype):
+        return ""
+    if rough and dtype.itemsize == 2 and bool((error_NTV.square().mean((1, 2)).sqrt() < 0.1 * plain.std()).all()):
+        return ""
+    return f"its log-probs differ from those of its own forward by {float(error_NTV.max()):.2g} nats"
