@@ -13,7 +13,8 @@ from torch import Tensor
 
 from quintain.errors import RunError, UsageError
 from quintain.interfaces.algorithm import KL, Algorithm
-from quintain.learning import ALGORITHMS, Batch, Learner, Sample
+from quintain.learning import ALGORITHMS, Batch, FlatTokens, Learner, Sample, micro_batches
+from quintain.models import Forward
 from quintain.types.transcript import TrainingSequence
 
 from . import batches
@@ -40,6 +41,21 @@ def test_gradient_does_not_depend_on_the_cut(algorithm: Algorithm) -> None:
     assert whole.abs().max() > 1e-3
     for budget in (1, 30):
         torch.testing.assert_close(gradient(batch, algorithm, token_budget=budget), whole, **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "budget", "most"), [(20, 400, 1), (20, 64, 2), (100, 64, 1), (100, 300, 1), (4, 16, 6)]
+)
+def test_a_prompt_longer_than_the_budget_is_not_computed_for_each_sample(prompt: int, budget: int, most: int) -> None:
+    """A part takes twice its common prefix or the budget, so a group costs at most twice its tokens, split or not."""
+    rows = [batches.sequence(range(1, prompt + 1), [200 + i] * 6) for i in range(12)]
+    batch = Batch(samples=tuple(Sample(sequences=(row,), outcome=0.0, group=0) for row in rows))
+    cost = Forward(tiny_model()).cost
+
+    parts = micro_batches(FlatTokens(batch=batch), range(12), budget=budget, level="token", cost=cost)
+
+    assert len(parts) == most
+    assert all(cost(part.prefix_groups[0]) <= max(budget, 2 * prompt + 6) for part in parts)
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])

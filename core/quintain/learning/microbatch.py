@@ -104,8 +104,9 @@ def micro_batches(
 ) -> list[MicroBatch]:
     """Cut the samples at *indices* into micro-batches of about *budget* tokens.
 
-    A group within the budget stays together, so that its prompt is computed once. A sample is never split, nor a group
-    if terms read whole groups. Groups of similar length go together, longest first. Nothing but the batch decides.
+    A group within the budget stays together, so that its prompt is computed once; a part of a larger one takes up to
+    twice its common prefix if that is more than the budget. A sample is never split, nor a group if terms read whole
+    groups. Groups of similar length go together, longest first. Nothing but the batch decides.
 
     Args:
         level: what one term reads.
@@ -134,11 +135,16 @@ def _parts(
     group: list[int], samples: Sequence[Sample], budget: int, level: Level, cost: Callable[[PrefixGroup], int]
 ) -> list[list[int]]:
     """A group in parts that fit the budget, samples of like length together."""
-    if level == "group" or cost(_prefix_group([samples[i] for i in group])) <= budget:
+    together = cost(_prefix_group([samples[i] for i in group]))
+    if level == "group" or together <= budget:
         return [group]
+    # Each part computes the common prefix again, so a part may take twice its tokens: split by the budget alone, a
+    # prompt that is longer than it would be computed once per sample.
+    prefix = (sum(cost(_prefix_group([samples[i]])) for i in group) - together) // max(len(group) - 1, 1)
+    limit = max(budget, 2 * prefix)
     parts: list[list[int]] = []
     for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in samples[i].sequences), i)):
-        if not parts or cost(_prefix_group([samples[j] for j in (*parts[-1], i)])) > budget:
+        if not parts or cost(_prefix_group([samples[j] for j in (*parts[-1], i)])) > limit:
             parts.append([])
         parts[-1].append(i)
     return parts
