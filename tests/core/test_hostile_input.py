@@ -201,3 +201,23 @@ def test_a_distribution_with_unreadable_metadata_disables_only_itself(
     assert "bytes" not in names
     assert "embedded" in names
     assert "qw_bytes" in caplog.text  # without a configured logger, one line on standard error
+
+
+def test_control_characters_of_names_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The name of a run folder and its recipe cannot move the cursor, nor do they style the table."""
+    folder = tmp_path / "runs" / "a\x1b]0;owned\x07[red]"
+    folder.mkdir(parents=True)
+    (folder / "recipe.toml").write_text(f'{ENVIRONMENT}[model]\nname = "x\\u001b[2J"\n', encoding="utf-8")
+    assert main(["runs"]) == 0
+    out = capsys.readouterr().out
+    assert "\x1b" not in out and "\x07" not in out
+    assert "[red]" in out
+    assert "\x1b" not in refused(["train", "--resume", "a\x1b[2J"], capsys)
+    assert "expected a folder's name" in refused(["train", "--env", "arithmetic", "--name", "a\x1b[2J"], capsys)
+
+
+def test_a_password_in_a_url_is_not_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither an unreachable server nor a wrong argument shows it."""
+    for arguments in (["--engine-arg", "retries=0"], ["--engine-arg", "retry=0"], ["--engine-arg", "timeout='x'"]):
+        for url in ("http://me:secret@127.0.0.1:1/v1", "http://me:secret@[::1", "http://me:secret@127.0.0.1:1"):
+            assert "secret" not in refused(["eval", "arithmetic", "--engine", url, "--tasks", "1", *arguments], capsys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 
 from quintain.errors import BindingError, InfrastructureError, PolicyFault, RewardFault
 from quintain.interfaces.agent import Agent, Limits
+from quintain.interfaces.engine import Engine, Reply
 from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import need
+from quintain.interfaces.tools import ToolSpec
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.types.rollout import Group, Rollout, TerminationKind
 from quintain.types.sampling import Sampling, derived_seed
-from quintain.types.task import Task
+from quintain.types.task import Message, Task
 
 from .engines import Speaker
 
@@ -311,6 +314,27 @@ def test_players_talk_separately_and_only_the_policys_train() -> None:
     assert {"", "other"} == set(rollout.transcripts)
     assert ["", "other", "judge"] == [t.player for t in rollout.turns]
     assert rollout.turns[0].text != rollout.turns[1].text
+    assert rollout.tokens == rollout.turns[0].tokens + rollout.turns[1].tokens > rollout.turns[2].tokens == 0
+
+
+def test_tokens_of_a_partner_are_not_the_policys() -> None:
+    """A policy without tokens, such as a control, has none where its partner samples some."""
+
+    class Silent(Engine):
+        name = "silent"
+
+        async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+            return Reply(text="pass")
+
+    class Duel(Base):
+        async def rollout(self, task: Task, agent: Agent) -> str:
+            rival = agent.player("rival", Speaker(lambda prompt, sampling: "a long answer"))
+            for player in (agent, rival):
+                player.user("say")
+                await player.turn()
+            return ""
+
+    assert one(Duel(), Silent()).tokens == 0
 
 
 def test_seeds_depend_on_run_task_and_sample_alone() -> None:
@@ -407,7 +431,7 @@ def test_a_finished_episode_is_freed_without_the_garbage_collector() -> None:
             return 2 * x
 
     def alive() -> Counter[str]:
-        return Counter(type(x).__name__ for x in gc.get_objects() if type(x).__module__.startswith("quintain"))
+        return Counter(type(x).__name__ for x in gc.get_objects() if str(type(x).__module__).startswith("quintain"))
 
     play(Busy(), Speaker(echo), group_size=2, tasks=4)
     gc.collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -253,7 +254,7 @@ def test_a_limit_that_the_context_does_not_leave_is_dropped() -> None:
         (404, {"error": {"message": "no model"}}, r"it serves m; base_url should end in /v1"),
         (400, {"error": {"message": "Unsupported parameter: use max_completion_tokens"}}, "limit_key"),
         (307, "", "redirects are not followed"),
-        (200, "<html>", "no JSON"),
+        (200, "<html>", "no readable JSON"),
         (200, {"oops": 1}, "not a chat completion"),
         (200, [], "not a chat completion"),
         (200, {"choices": [{"message": None}]}, "not a chat completion"),
@@ -356,3 +357,150 @@ def test_any_response_gives_a_reply_or_our_error(response: Any) -> None:
 @given(st.text(max_size=50) | json_values.map(json.dumps))
 def test_any_error_body_has_a_short_message(text: str) -> None:
     assert len(protocol.said_by(text)) <= 300
+
+
+class Flood(Server):
+    """Never stops to answer; *where* is the route that floods."""
+
+    def __init__(self, where: str, *, compressed: bool = False) -> None:
+        super().__init__((200, said()))
+        self.where, self.compressed, self.sent = where, compressed, 0
+
+    async def flood(self, request: Any) -> Any:
+        response = web.StreamResponse()
+        if self.compressed:
+            response.enable_compression()
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            while self.sent < 10**9:
+                await response.write(b'{"x": ' + b"\x20" * 1_000_000)
+                self.sent += 1_000_000
+                await asyncio.sleep(0)
+        return response
+
+    async def chat(self, request: Any) -> Any:
+        return await (self.flood(request) if self.where == "chat" else super().chat(request))
+
+    async def listing(self, request: Any) -> Any:
+        return await (self.flood(request) if self.where == "models" else super().listing(request))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("where", ["chat", "models"])
+def test_an_endless_answer_is_not_read_to_its_end(where: str, compressed: bool) -> None:
+    """The client reads at most its limit, compressed or not, and does not ask again."""
+    server = Flood(where, compressed=compressed)
+    limit = {"chat": "2,000,000", "models": "16,000,000"}[where]
+    with pytest.raises(InfrastructureError, match=f"more than {limit} bytes"):
+        ask(server, max_bytes=2_000_000)
+    assert server.sent < 200_000_000
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+HOSTILE = [
+    DEEP,
+    '{"choices": ' + DEEP + "}",
+    json.dumps(said(tool_calls=[{"function": {"name": "f", "arguments": json.loads("[" * 100 + "]" * 100)}}])),
+    json.dumps(said(tool_calls=[{"function": {"name": 5, "arguments": "{}"}}])),
+    json.dumps(said(tool_calls=[{"id": [1], "function": {"name": "f", "arguments": "{}"}}])),
+    json.dumps(said(tool_calls=5)),
+    json.dumps(said() | {"usage": [1]}),
+    json.dumps(said(finish=["stop"])),  # type: ignore[arg-type]
+    "9" * 5000,
+    '{"choices": [' + "9" * 5000 + "]}",
+    "",
+    "null",
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: body[:40])
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_hostile_answer_is_an_infrastructure_error(status: int, body: str) -> None:
+    """Depth, types and numbers that no completion has never reach the rollout."""
+    with pytest.raises(InfrastructureError) as caught:
+        ask(Server((status, body)))
+    assert len(str(caught.value)) < 700
+
+
+def test_a_deep_list_of_models_is_refused() -> None:
+    """The probe at the start reads JSON of any depth without a traceback."""
+
+    class Deep(Server):
+        async def listing(self, request: Any) -> Any:
+            return web.Response(text=DEEP, content_type="application/json")
+
+    with pytest.raises(InfrastructureError, match="no readable JSON"):
+        ask(Deep((200, said())))
+
+
+@pytest.mark.parametrize("count", [-5, 10**30, 2**31, True, 1.5, "7", None])
+def test_a_count_of_tokens_that_cannot_be_is_left_out(count: object) -> None:
+    """A rollout holds counts that fit its columns."""
+    answer = said() | {"usage": {"completion_tokens": count, "prompt_tokens": 3}}
+    assert ask(Server((200, answer))).usage == {"prompt_tokens": 3}
+
+
+def test_an_unreadable_deep_tool_call_is_the_policys_doing() -> None:
+    """Arguments are text that the policy wrote."""
+    answer = said(tool_calls=[{"function": {"name": "f", "arguments": DEEP}}])
+    assert "levels" in ask(Server((200, answer))).calls[0].error
+
+
+def test_what_no_file_can_hold_is_replaced() -> None:
+    """A lone surrogate of a reply would fail when the rollouts are written."""
+    reply = ask(Server((200, '{"choices": [{"message": {"content": "a\\ud800b"}}]}')))
+    assert reply.text == "a?b"
+
+
+def test_control_characters_of_a_server_do_not_reach_the_terminal() -> None:
+    """Messages and names of models cannot move the cursor or set the title."""
+    escape = "\x1b]0;owned\x07\x1b[2J"
+    with pytest.raises(InfrastructureError) as caught:
+        ask(Server((400, {"error": {"message": f"no {escape}"}})))
+    assert "owned" in str(caught.value) and str(caught.value).isprintable()
+    with pytest.raises(UsageError) as listed:
+        ask(Server((200, said()), models=(f"a{escape}", "b")))
+    assert str(listed.value).isprintable()
+
+    async def name() -> str:
+        async with Server((200, said()), models=(f"a{escape}",)).up() as url, OpenAIEngine(base_url=url) as engine:
+            return engine.name
+
+    assert asyncio.run(name()).isprintable()
+
+
+def test_a_password_in_the_url_is_sent_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the engine's name nor an error has it; the server gets it as basic authentication."""
+    server = Server((200, said()), (400, {"error": "no"}), models=())
+
+    async def run() -> str:
+        async with server.up() as url:
+            engine = OpenAIEngine(base_url=url.replace("//", "//me:s%40cret@"), model="", backoff=0.001)
+            assert "cret" not in engine.name + engine.base_url
+            engine.model = "m"
+            async with engine:
+                await engine.reply(HELLO, (), Sampling())
+                with pytest.raises(InfrastructureError) as refused:
+                    await engine.reply(HELLO, (), Sampling())
+            return str(refused.value)
+
+    assert "cret" not in asyncio.run(run())
+    assert server.keys[0] == "Basic " + base64.b64encode(b"me:s@cret").decode()
+    for url in (
+        "htp://me:secret@host/v1",
+        "http://me:secret@host:999999/v1",
+        "http://me:secret@[::1/v1",
+        "http://a\nb",
+    ):
+        with pytest.raises(UsageError, match="expected something like") as caught:
+            OpenAIEngine(base_url=url)
+        assert "secret" not in str(caught.value)
+    with pytest.raises(InfrastructureError) as nobody:
+        asyncio.run(OpenAIEngine(base_url="http://me:secret@127.0.0.1:1/v1", retries=0).__aenter__())
+    assert "secret" not in str(nobody.value)
+    monkeypatch.setenv("KEY_OF_TEST", "k")
+    with pytest.raises(UsageError, match="leave one of them out"):
+        OpenAIEngine(base_url="http://me:secret@host/v1", api_key="KEY_OF_TEST")
+    monkeypatch.setenv("KEY_OF_TEST", "a\nb")
+    with pytest.raises(UsageError, match="line break"):
+        OpenAIEngine(base_url="http://host/v1", api_key="KEY_OF_TEST")

@@ -133,5 +133,7 @@ def _fail(message: str, kind: str, status: int, as_json: bool, click_error: clic
     elif click_error is not None:
         click_error.show()  # with the usage line
     else:
-        click.echo(f"error: {message}", err=True)
+        from ..training.screen import printable
+
+        click.echo(f"error: {printable(message)}", err=True)
     return status

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
@@ -257,7 +256,8 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     component = current().load("engine", "openai" if url else name)
     args = _fields(pairs, component, "--engine-arg")
     if url:
-        args["base_url"] = url if urlsplit(url).path.strip("/") else url.rstrip("/") + "/v1"
+        path = url.partition("//")[2].partition("/")[2]
+        args["base_url"] = url if path.strip("/") else url.rstrip("/") + "/v1"
     takes_model = _takes_model(signature_of(component))
     if model and not takes_model:
         raise UsageError(f"the engine {name!r} takes no model")
@@ -265,9 +265,10 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
         args["model"] = model
     elif takes_model and not _serves(name) and "model" not in args:
         raise UsageError(f"the engine {name!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
-    client = bind(component, args, {}, who=f"engine {name!r}")
+    shown = "openai" if url else name  # a URL may have a password
+    client = bind(component, args, {}, who=f"engine {shown!r}")
     if not isinstance(client, Engine):
-        raise UsageError(f"{name!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
+        raise UsageError(f"{shown!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
     return client
 
 
@@ -279,9 +280,11 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from ..training.screen import printable
+
     console = Console()
     title = f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x {result.samples}"
-    console.print(Text(title, style="bold"))
+    console.print(Text(printable(title), style="bold"))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("measure", "value", "95 % interval", "tasks"):
         table.add_column(name, justify="left" if name == "measure" else "right")
@@ -296,11 +299,11 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
         f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False
     )
     for name, value in result.metrics.items():
-        console.print(f"{name}: {value:.4g}", highlight=False)
+        console.print(Text(printable(f"{name}: {value:.4g}")))
     for reason, n in list(result.reasons.items())[:5]:
-        console.print(Text(f"failed, left out of the estimates: {n} x {reason}", style="red"))
+        console.print(Text(printable(f"failed, left out of the estimates: {n} x {reason}"), style="red"))
     if out is not None:
-        console.print(f"rollouts: {out}", highlight=False)
+        console.print(Text(printable(f"rollouts: {out}")))
 
 
 def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
@@ -316,13 +319,15 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
     from rich.table import Table
     from rich.text import Text
 
+    from ..training.screen import printable
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("control", "expected", "success", "reward", "status"):
         table.add_column(name, overflow="fold")
     for c in checks:
         accuracy, reward = c.evaluation.accuracy, c.evaluation.reward
         values = (f"{accuracy.value:.1%}" if accuracy else "none", f"{reward.value:.4g}" if reward else "none")
-        status = Text(c.wrong, style="red") if c.wrong else Text("ok", style="green")
+        status = Text(printable(c.wrong), style="red") if c.wrong else Text("ok", style="green")
         table.add_row(Text(f"@{c.name}", style="cyan"), c.scores or "anything", *values, status)
     Console().print(table)
     return 1 if wrong else 0
@@ -332,7 +337,9 @@ def _verdict(result: Evaluation, most: float) -> int:
     """The exit status: 1 if too many rollouts failed for the estimates to be representative."""
     if result.accuracy is not None and result.failed <= most:
         return 0
-    reason = next(iter(result.reasons), "")
+    from ..training.screen import printable
+
+    reason = printable(next(iter(result.reasons), ""))
     allowed = f"at most {most:.1%} may, see --max-failures"
     click.echo(f"error: {result.failed:.1%} of the rollouts failed ({allowed}), most with {reason}", err=True)
     return 1

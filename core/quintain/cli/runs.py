@@ -13,7 +13,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run and line.")
 def runs(folder: str, as_json: bool) -> None:
     from ..training.runs import list_runs
-    from ..training.screen import program
+    from ..training.screen import printable, program
 
     infos = list_runs(folder)
     if as_json:
@@ -34,6 +34,6 @@ def runs(folder: str, as_json: bool) -> None:
         accuracy = "" if run.accuracy is None else f"{run.accuracy:.1%}"
         state = f"{run.state}: {run.fault}" if run.fault else run.state
         row = (run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     console = Console()
     (console if console.is_terminal else Console(width=10_000)).print(table)  # a pipe has no width

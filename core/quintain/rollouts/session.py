@@ -131,6 +131,7 @@ class Session(Agent):
             tokens = reply.usage.get("completion_tokens", 0)
             about: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
             turn = Turn(text=text, reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls, **about)
+        turn = turn if self.trains else replace(turn, tokens=0)  # a partner's tokens are not the policy's
         self._turns += 1
         self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .screen import Screen as Screen
     from .screen import clock as clock
     from .screen import for_terminal as for_terminal
+    from .screen import printable as printable
     from .screen import program as program
     from .sources import ModelRequest as ModelRequest
     from .sources import ModelSource as ModelSource
@@ -92,7 +93,7 @@ _HOMES = {
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
     ".runs": ("find_run", "free_name", "model_named"),
-    ".screen": ("Screen", "clock", "for_terminal", "program"),
+    ".screen": ("Screen", "clock", "for_terminal", "printable", "program"),
     ".sources": ("ModelRequest", "ModelSource", "model_source"),
     ".storage": ("lock_owner", "plain", "steps_in", "storing", "take_lock", "write_atomically"),
     ".tasks": ("Curriculum", "Pick", "TaskReader", "TaskStream", "WINDOW", "shuffled"),

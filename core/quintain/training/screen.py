@@ -76,7 +76,7 @@ class Screen(AbstractContextManager["Screen"]):
         return (time.monotonic() - self._began) / max(done, 1) * (self._steps - step)
 
     def _print(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
+        print(printable(text), file=self._out, flush=True)
 
 
 class LiveScreen(Screen):
@@ -135,7 +135,7 @@ class LiveScreen(Screen):
             self._progress.update(self._training, completed=step)
 
     def _print(self, text: str) -> None:
-        self._console.print(text, highlight=False, markup=False)
+        self._console.print(printable(text), highlight=False, markup=False)
 
 
 def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
@@ -156,6 +156,11 @@ SHOWN = (
 def line(metrics: Mapping[str, Any]) -> str:
     """The main metrics on one line."""
     return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
+
+
+def printable(text: str) -> str:
+    """*text* without control characters, which a terminal would obey; line breaks and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def program() -> str:

@@ -72,7 +72,7 @@ def storing(path: Path, needed: int | None = None) -> Iterator[None]:
     except StorageError:
         raise
     except OSError as e:
-        raise storage_error(Path(e.filename) if e.filename and path.is_dir() else path, e, needed) from e
+        raise storage_error(Path(e.filename) if e.filename and os.path.isdir(path) else path, e, needed) from e
 
 
 def storage_error(path: Path, error: OSError, needed: int | None = None) -> StorageError:
@@ -99,7 +99,7 @@ def free_bytes(path: Path) -> int:
 
 
 def _existing(path: Path) -> Path:
-    return next((p for p in (path, *path.parents) if p.exists()), Path())
+    return next((p for p in (path, *path.parents) if os.path.exists(p)), Path())
 
 
 def _size(count: int) -> str:

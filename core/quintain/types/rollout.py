@@ -49,7 +49,7 @@ class Termination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """One turn of a player: the sampled ``text``; ``reply`` is it without reasoning and tool calls."""
+    """A player's turn: the sampled ``text``, its ``reply`` without reasoning and calls, ``tokens`` if the policy's."""
 
     text: str
     reply: str = ""

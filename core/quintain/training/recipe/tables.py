@@ -53,8 +53,8 @@ _NONE_TO_ALL = PlainSerializer(lambda value: "all" if value is None else value)
 
 
 def _run_name(name: str) -> str:
-    if name and (name.startswith(".") or set(name) & set("/\\\0\n") or len(name.encode()) > 200):
-        raise ValueError("expected the name of a folder: no slash, no leading dot, at most 200 bytes")
+    if name and (name.startswith(".") or set(name) & set("/\\") or not name.isprintable() or len(name.encode()) > 200):
+        raise ValueError("expected a folder's name: no slash, leading dot or control character, at most 200 bytes")
     return name
 
 

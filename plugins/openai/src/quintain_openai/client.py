@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import base64
 import os
+import re
 from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import aiohttp
 
@@ -19,6 +20,8 @@ from . import protocol
 
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _LONGEST_WAIT = 60.0
+_MOST_LISTED = 16_000_000
+"""Bytes of the list of models, at most."""
 
 
 class OpenAIEngine(Engine):
@@ -29,7 +32,8 @@ class OpenAIEngine(Engine):
     error. A prompt that the server finds too long is `LimitReached`: the policy's fault.
 
     Args:
-        base_url: up to and including ``/v1``.
+        base_url: up to and including ``/v1``. A user and password in it are sent as basic authentication and shown
+            nowhere.
         model: as the server calls it; empty takes the only one that it serves.
         api_key: *name* of the environment variable that holds the key; empty means ``OPENAI_API_KEY`` for
             api.openai.com and no key elsewhere, so that a key never goes to a host it was not meant for.
@@ -38,6 +42,8 @@ class OpenAIEngine(Engine):
         backoff: seconds before the first retry; doubles each time.
         concurrency: requests worth having in flight.
         limit_key: what the server calls the limit on new tokens; newer hosted models want ``max_completion_tokens``.
+        max_bytes: size of an answer; a longer one is not read to its end, and the episode ends as an infrastructure
+            error.
         extra: further fields for each request, such as ``{"chat_template_kwargs": {"enable_thinking": false}}``.
     """
 
@@ -52,21 +58,23 @@ class OpenAIEngine(Engine):
         backoff: float = 0.5,
         concurrency: int = 64,
         limit_key: str = "max_tokens",
+        max_bytes: int = 64_000_000,
         extra: Mapping[str, Any] | None = None,
     ) -> None:
-        parts = urlsplit(base_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise UsageError(f"base_url is {base_url!r}; expected something like http://127.0.0.1:8000/v1")
-        self.base_url = base_url.rstrip("/")
+        self.base_url, host, login = _without_login(base_url)
         self.model = model
-        self.name = f"openai:{model or parts.netloc}"
-        self._key_name = api_key or ("OPENAI_API_KEY" if parts.hostname == "api.openai.com" else "")
+        self.name = f"openai:{protocol.shortened(model, 100) or host}"
+        self._key_name = api_key or ("OPENAI_API_KEY" if host.lower().partition(":")[0] == "api.openai.com" else "")
         self._key = _key_of(self._key_name, required=bool(api_key))
+        if self._key and login:
+            raise UsageError(f"base_url has a password and ${self._key_name} a key; leave one of them out")
+        self._authorization = f"Bearer {self._key}" if self._key else login
         self._timeout = timeout
         self._retries = retries
         self._backoff = backoff
         self._concurrency = concurrency
         self._limit_key = limit_key
+        self._max_bytes = max_bytes
         self._extra = dict(extra or {})
         self._served: tuple[str, ...] = ()
         self._http: aiohttp.ClientSession | None = None
@@ -79,7 +87,7 @@ class OpenAIEngine(Engine):
         self._http = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=self._timeout),
             connector=aiohttp.TCPConnector(limit=0),  # the number of episodes bounds it
-            headers={"Authorization": f"Bearer {self._key}"} if self._key else {},
+            headers={"Authorization": self._authorization} if self._authorization else {},
         )
         try:
             await self._probe()
@@ -125,10 +133,13 @@ class OpenAIEngine(Engine):
         if self.model:
             return
         if len(self._served) != 1:
-            models = ", ".join(self._served) or "nothing it names"
+            models = self._listed() or "nothing it names"
             raise UsageError(f"{self.base_url} serves {models}; say which model is meant (--model NAME)")
         self.model = self._served[0]
-        self.name = f"openai:{self.model}"
+        self.name = f"openai:{protocol.shortened(self.model, 100)}"
+
+    def _listed(self) -> str:
+        return protocol.shortened(", ".join(self._served))
 
     async def _sent(self, method: str, path: str, seed: int | None = None, body: Any = None) -> tuple[int, str]:
         """Status and text of the answer; transient failures are retried.
@@ -144,7 +155,7 @@ class OpenAIEngine(Engine):
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
                 # aiohttp's connection errors are OSErrors too; all of them may pass.
                 failure: Exception = e
-                message = str(e) or type(e).__name__
+                message = protocol.shortened(str(e)) or type(e).__name__
             else:
                 if status not in _RETRIED:
                     return status, text
@@ -161,14 +172,23 @@ class OpenAIEngine(Engine):
             raise InfrastructureError(f"{self.name} is not started: use `async with engine:`")
         # A redirect would carry the conversation to a host that nobody named.
         async with self._http.request(method, self.base_url + path, json=body, allow_redirects=False) as response:
-            text = await response.text(errors="replace")
-            return response.status, text, _seconds(response.headers.get("Retry-After", ""))
+            most = self._max_bytes if method == "POST" else _MOST_LISTED
+            data = bytearray()
+            async for part in response.content.iter_any():  # decompressed
+                data += part
+                if len(data) > most:
+                    raise InfrastructureError(
+                        f"{self.base_url}{path} answered more than {most:,} bytes; check the server"
+                        + (", or raise the engine's max_bytes" if method == "POST" else "")
+                    )
+            wait = _seconds(response.headers.get("Retry-After", ""))
+            return response.status, data.decode(errors="replace"), wait
 
     def _parsed(self, text: str) -> Any:
         try:
-            return json.loads(text)
+            return protocol.parsed(text)
         except ValueError as e:
-            raise InfrastructureError(f"{self.base_url} answered no JSON: {protocol.shortened(text)}") from e
+            raise InfrastructureError(f"{self.base_url} answered no readable JSON: {protocol.shortened(text)}") from e
 
     def _refused(self, status: int, text: str) -> InfrastructureError:
         message = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
@@ -176,13 +196,31 @@ class OpenAIEngine(Engine):
             has = f"the key in ${self._key_name} was sent" if self._key else "no key was sent"
             return InfrastructureError(f"{message} ({has}; `api_key` names the environment variable that holds it)")
         if status == 404:
-            served = f"; it serves {', '.join(self._served)}" if self._served else ""
+            served = f"; it serves {self._listed()}" if self._served else ""
             return InfrastructureError(f"{message} (model {self.model!r}{served}; base_url should end in /v1)")
         if 300 <= status < 400:
             return InfrastructureError(f"{message} (redirects are not followed: give the final address as base_url)")
         if "max_completion_tokens" in text:
             message += ' (set the engine\'s limit_key = "max_completion_tokens")'
         return InfrastructureError(message)
+
+
+def _without_login(url: str) -> tuple[str, str, str]:
+    """The URL without user and password, its host and port, and a header of basic authentication, empty without them.
+
+    Raises:
+        UsageError: it is no URL of a server.
+    """
+    bare = re.sub(r"//.*@", "//", url).rstrip("/")  # of a URL that cannot be parsed, too: it may be shown
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and url.isprintable()
+    except ValueError:
+        valid = False
+    if not valid:
+        raise UsageError(f"base_url is {protocol.shortened(bare)!r}; expected something like http://127.0.0.1:8000/v1")
+    user, at, host = parts.netloc.rpartition("@")
+    return bare, host, f"Basic {base64.b64encode(unquote(user).encode()).decode()}" if at else ""
 
 
 def _key_of(name: str, *, required: bool) -> str:
@@ -194,6 +232,8 @@ def _key_of(name: str, *, required: bool) -> str:
     key = os.environ.get(name, "")
     if required and not key:
         raise UsageError(f"api_key names ${name}, which is not set: export {name}=...")
+    if not (key.strip().isascii() and key.strip().isprintable()):
+        raise UsageError(f"${name} holds characters that no key has, such as a line break; set it again")
     return key.strip()
 
 

@@ -26,6 +26,13 @@ _CONTEXT = re.compile(
 _TOO_LARGE = re.compile(r"max_(completion_)?tokens.{0,40}(too large|exceed|must be|at most)", re.IGNORECASE)
 
 
+DEEPEST = 64
+"""Levels of objects and lists in an answer, at most."""
+
+MOST_TOKENS = 2**31
+"""A count of tokens from here on is an error of the server."""
+
+
 def request_body(
     model: str,
     messages: Sequence[Message],
@@ -89,11 +96,12 @@ def reply_of(response: Any) -> Reply:
         finish = choice.get("finish_reason")
         text, reasoning = message.get("content") or "", _reasoning(message)
         calls = tuple(_call_of(c, i) for i, c in enumerate(message.get("tool_calls") or ()))
-        usage = {k: v for k, v in (response.get("usage") or {}).items() if isinstance(v, int)}
+        counts = (response.get("usage") or {}).items()
+        usage = {k: v for k, v in counts if type(v) is int and 0 <= v < MOST_TOKENS}
     except (KeyError, IndexError, TypeError, AttributeError) as e:
         raise InfrastructureError(f"not a chat completion ({type(e).__name__}: {e}): {shortened(response)}") from e
-    if finish not in _FINISH:
-        raise InfrastructureError(f"the server cut the reply off (finish_reason {finish!r})")
+    if not isinstance(finish, str | None) or finish not in _FINISH:
+        raise InfrastructureError(f"the server cut the reply off (finish_reason {shortened(finish)})")
     if not isinstance(text, str):
         raise InfrastructureError(f"the reply's content is not text: {shortened(text)}")
     return Reply(text=text, reasoning=reasoning, calls=calls, finish=_FINISH[finish], usage=usage)
@@ -110,8 +118,10 @@ def _call_of(data: Mapping[str, Any], index: int) -> ToolCall:
     function = data["function"]
     name, text = function.get("name") or "", function.get("arguments") or "{}"
     call_id = data.get("id") or _call_id(index)
+    if not isinstance(name, str) or not isinstance(call_id, str):
+        raise TypeError("the name or the id of a tool call is no text")
     try:
-        arguments = json.loads(text) if isinstance(text, str) else text
+        arguments = parsed(text) if isinstance(text, str) else text
     except ValueError as e:
         return ToolCall(name=name, id=call_id, error=f"the arguments are not JSON: {e}")
     if not isinstance(arguments, dict):
@@ -136,7 +146,7 @@ def says_limit(status: int, text: str) -> bool:
 def said_by(text: str) -> str:
     """The message in an error body: OpenAI's shape, FastAPI's, or the text itself."""
     try:
-        data = json.loads(text)
+        data = parsed(text)
     except ValueError:
         return shortened(text)
     inner = data.get("error", data) if isinstance(data, dict) else data
@@ -146,6 +156,29 @@ def said_by(text: str) -> str:
 
 
 def shortened(value: Any, most: int = 300) -> str:
-    """*value* as one line of at most *most* characters."""
-    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str)).split())
+    """*value* as one line of at most *most* characters, without control characters: a terminal would obey them."""
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, default=str))[: 10 * most].split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def parsed(text: str) -> Any:
+    """The value of a JSON text. Lone surrogates, which no file can hold, become question marks.
+
+    Raises:
+        ValueError: not JSON, or of more than `DEEPEST` levels.
+    """
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"more than {DEEPEST} levels") from None
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
+        if not level:
+            break
+    else:
+        raise ValueError(f"more than {DEEPEST} levels")
+    if "\\ud" in text.lower():
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value

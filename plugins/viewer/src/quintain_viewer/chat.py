@@ -33,7 +33,7 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
 
 async def _converse(engine: TokenEngine, sampling: Sampling, system: str, once: str | None) -> None:
     """Answer *once*, or each line of standard input until an empty one."""
-    from quintain.training import Conversation, stops
+    from quintain.training import Conversation, printable, stops
 
     def new_conversation() -> Conversation:
         conversation = Conversation(engine.tokenizer)
@@ -44,7 +44,7 @@ async def _converse(engine: TokenEngine, sampling: Sampling, system: str, once: 
     async def answer(text: str) -> None:
         conversation.add(Message("user", text))
         sampled = await engine.sample(conversation.prompt(), stops(engine.tokenizer, sampling))
-        click.echo(conversation.add_sampled(sampled).strip())
+        click.echo(printable(conversation.add_sampled(sampled).strip()))
 
     conversation = new_conversation()
     if once is not None:
