@@ -100,7 +100,7 @@ class Side:
 
     async def play(self, case: str, count: int) -> list[Any]:
         """Runs and scores *count* episodes of *case*."""
-        from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+        from quintain.evaluation.evaluation import evaluate
 
         tools = "tool" in case
         environment = self.environment(tools=tools)
@@ -108,11 +108,8 @@ class Side:
         if "transformers" in case:
             engine = self.transformers()
         tasks = list(environment.tasks("train"))
-        requests = [
-            RolloutRequest(environment=environment, task=tasks[i % 64], group_size=1, index=i) for i in range(count)
-        ]
-        groups = await run_groups(requests, RolloutContext(engine=engine, run_seed=1))
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        evaluation = await evaluate(environment, engine, tasks=[tasks[i % 64] for i in range(count)])
+        rollouts = list(evaluation.rollouts)
         assert all(r.outcome is not None and r.outcome.total == 1 for r in rollouts), rollouts[0]
         return rollouts
 
@@ -180,14 +177,12 @@ class Side:
         import aiohttp
 
         from quintain import Message, Sampling
-        from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
+        from quintain.evaluation.evaluation import evaluate
         from quintain_openai import OpenAIEngine
 
         environment = self.environment(turns=turns)
         tasks = list(environment.tasks("train"))
-        requests = [
-            RolloutRequest(environment=environment, task=tasks[i % 64], group_size=1, index=i) for i in range(count)
-        ]
+        tasks = [tasks[i % 64] for i in range(count)]
         sampling = Sampling(max_tokens=16, seed=1)
         messages = [Message("user", "What is 1 + 2?")]
         spent: dict[str, float] = {}
@@ -208,7 +203,6 @@ class Side:
                 aiohttp.ClientSession(connector=connector) as http,
                 OpenAIEngine(base_url=url, model="m") as engine,
             ):
-                context = RolloutContext(engine=engine, run_seed=1, concurrency=count, sampling=sampling)
                 for _ in range(2):  # the first round opens the connections
                     began = time.process_time()
                     await asyncio.gather(*(bare(http, url) for _ in range(count)))
@@ -217,9 +211,9 @@ class Side:
                     await asyncio.gather(*(client(engine) for _ in range(count)))
                     spent["client"] = time.process_time() - began
                     began = time.process_time()
-                    groups = await run_groups(requests, context)
+                    done = await evaluate(environment, engine, tasks=tasks, sampling=sampling, concurrency=count)
                     spent["ms"] = time.process_time() - began
-                    assert all(r.valid for g in groups for r in g.rollouts)
+                    assert not done.failed
         return {name: 1000 * seconds / count for name, seconds in spent.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import itertools
 import json
@@ -19,8 +20,9 @@ from hypothesis import strategies as st
 from quintain.cli import main
 from quintain.errors import EnvironmentFault, NoTasksError, PolicyFault, UsageError
 from quintain.evaluation.answers import final_answer
+from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
-from quintain.evaluation.evaluation import Evaluation, check_controls, evaluate, tasks_of
+from quintain.evaluation.evaluation import Evaluation, check_controls, evaluate, frozen_heap, tasks_of
 from quintain.interfaces.agent import Agent
 from quintain.interfaces.environment import Environment, control
 from quintain.interfaces.reward import reward
@@ -527,3 +529,47 @@ def test_eval_of_a_model_folder_and_of_a_run(
         rows.append([json.loads(line)["turns"] for line in out.read_text().splitlines()])
     assert rows[0] == rows[1]  # the last checkpoint, asked as it was trained
     assert rows[1] != rows[2] != rows[3]
+
+
+class Cyclic(Doubling):
+    """Each episode leaves 25 objects that only the garbage collector frees."""
+
+    async def rollout(self, task: Task, agent: Agent) -> None:
+        agent.user(task.prompt)
+        for _ in range(25):
+            loop = Loop()
+            loop.self = loop
+        await agent.turn()
+
+
+class Loop:
+    self: Any = None
+
+
+def test_memory_stays_flat_over_many_evaluations() -> None:
+    """Collections are fewer while episodes run, but what these leave behind is freed; Python's settings return."""
+    gc.collect()
+    settings = (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled())
+    left = []
+    for _ in range(5):
+        asyncio.run(evaluate(Cyclic(size=800), ControlEngine(Cyclic(), "nop")))
+        left.append(sum(type(x) is Loop for x in gc.get_objects()))
+    assert settings == (gc.get_threshold(), gc.get_freeze_count(), gc.isenabled())
+    assert max(left) < 40_000  # of 100,000
+
+
+@pytest.mark.parametrize("own", [(0, 10, 10), (100_000, 5, 5)])
+def test_the_callers_own_settings_of_the_collector_stay(own: tuple[int, int, int]) -> None:
+    before = gc.get_threshold()
+    try:
+        gc.set_threshold(*own)
+        with frozen_heap():
+            assert own == gc.get_threshold()
+        gc.set_threshold(*before)
+        gc.freeze()
+        with frozen_heap():
+            assert before == gc.get_threshold()
+        assert gc.get_freeze_count()
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

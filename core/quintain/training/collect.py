@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import NoTasksError, RunError
+from ..evaluation.evaluation import frozen_heap
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..interfaces.environment import Environment
 from ..interfaces.learner import overlong
@@ -143,15 +144,16 @@ class Collector:
             self.screen.phase(f"step {step}: rollouts{which}", total)
 
         context = replace(self.rollout_context, step=step)
-        collected = await fill(
-            plan,
-            self.groups,
-            context,
-            draw=self._next_job,
-            rejection=self._rejection,
-            on_round=show,
-            on_rollout=self.screen.advance,
-        )
+        with frozen_heap():
+            collected = await fill(
+                plan,
+                self.groups,
+                context,
+                draw=self._next_job,
+                rejection=self._rejection,
+                on_round=show,
+                on_rollout=self.screen.advance,
+            )
         self.replays.take([rollout for rollout, _, _ in trained(collected.accepted)], context)  # one per sample
         return collected
 
