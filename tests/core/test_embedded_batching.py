@@ -217,7 +217,7 @@ def test_adapters_are_merged_into_the_snapshot(kind: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
-@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "gpt-oss", "llama"])
+@pytest.mark.parametrize("name", ["qwen3-moe", "mixtral", "deepseek-v3", "gpt-oss", "llama"])
 def test_adapters_on_experts_are_merged(name: str) -> None:
     """Their two maps are parameters of one module, each with an adapter; names and sums are the plain ones."""
     base = architecture(name)

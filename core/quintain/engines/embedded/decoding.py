@@ -329,6 +329,9 @@ class BatchForward:
         self.device = next(module.parameters()).device
         self.vocab_size: int = module.config.get_text_config().vocab_size
         self.rows = 0
+        self._arguments = inspect.signature(module.forward).parameters
+        self._recurrent = "cache_params" in self._arguments  # Mamba: a state, whose steps take no mask
+        self._cache_name = "cache_params" if self._recurrent else "past_key_values"
         self._cache: Any = None
         self._mask = torch.empty(0)
 
@@ -360,11 +363,12 @@ class BatchForward:
         width = ids_NT.shape[1]
         # Left padding does not count: the first real token of each row is at position 0.
         positions = (self._mask.cumsum(-1) - 1).clamp(min=0)[:, -width:]
-        options: dict[str, Any] = {} if self._cache is None else {"past_key_values": self._cache}
-        if "position_ids" in inspect.signature(self.module.forward).parameters:
+        options: dict[str, Any] = {} if self._cache is None else {self._cache_name: self._cache}
+        if "position_ids" in self._arguments:
             options["position_ids"] = positions
-        output = self.module(input_ids=ids_NT, attention_mask=self._mask, use_cache=True, **options)
-        self._cache = output.past_key_values
+        mask = None if self._recurrent and self._cache is not None else self._mask
+        output = self.module(input_ids=ids_NT, attention_mask=mask, use_cache=True, **options)
+        self._cache = getattr(output, self._cache_name)
         return cast(Tensor, output.logits[:, -1])
 
     def hidden(self, ids: Tensor) -> Tensor:
