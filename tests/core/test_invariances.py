@@ -206,6 +206,7 @@ def test_observations_change_neither_advantages_nor_the_loss_over_fixed_log_prob
         rewards = tuple(s.total for s in held.samples)
         step = Step(batch=held, rewards=rewards, statistics=statistics)
         value = algorithm.advantage(step)
+        value = value[0] if algorithm.advantage.stateful else value
         advantage = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)[flat_tokens.sample]
         weight = torch.tensor(algorithm.aggregation(held), dtype=torch.float64)[flat_tokens.sample]
         leaf = logp.clone().requires_grad_()

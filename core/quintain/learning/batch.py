@@ -137,7 +137,7 @@ def batch_of(groups: Sequence[Group[Any, Any]], *, temperature: float, max_token
 
 
 def _sample(rollout: Rollout[Any, Any], player: str, sequences: tuple[TrainingSequence, ...], group: int) -> Sample:
-    turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player and turn.tokens)
+    turns = tuple(turn.tokens for turn in rollout.turns if turn.player == player)
     counted = sum(turns) == sum(sum(s.mask) for s in sequences)
     return Sample(
         sequences=sequences,
