@@ -30,7 +30,9 @@ CONTROL_TASKS = 100
 
 @click.command("eval")
 @click.argument("environment")
-@click.option("--engine", "-e", default="embedded", show_default=True, help="Engine, @CONTROL or URL (OpenAI API).")
+@click.option(
+    "--engine", "-e", default="quintain/embedded", show_default=True, help="Engine, @CONTROL or URL (OpenAI API)."
+)
 @click.option("--model", "-m", default="", help="Folder, Hugging Face id, run, or the server's name of the model.")
 @click.option("--split", "-s", default="test", show_default=True, help="train, dev or test.")
 @click.option("--tasks", "-n", type=Count(1), help="Evaluate the first N tasks (default: all of a finite split).")
@@ -253,7 +255,7 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     from ..registry.lookup import current
 
     url = name if name.startswith(("http://", "https://")) else ""
-    component = current().load("engine", "openai" if url else name)
+    component = current().load("engine", "quintain-openai/openai" if url else name)
     args = _fields(pairs, component, "--engine-arg")
     if url:
         path = url.partition("//")[2].partition("/")[2]

@@ -120,13 +120,14 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     if resume is not None:
         return RunFolder.open(find_run(resume, choices["folder"] or "runs"))
     from ..training.check import check_recipe
+    from ..training.resolve import pinned
 
     recipe = _recipe(path, **choices)
     if not recipe.run.name:
         stem = Path(recipe.environments[0].use.partition(":")[2] or recipe.environments[0].use).name.lower()[:50]
         recipe = recipe.replace({"run.name": free_name(recipe.run.folder, stem)})
     check_recipe(recipe)  # an invalid recipe must not take the name
-    return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, recipe.to_toml())
+    return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, pinned(recipe).to_toml())
 
 
 def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:

@@ -32,6 +32,7 @@ _BROUGHT = {
     "quintain-alerts": "hooks:alerts",
     "quintain-compare": "command:compare",
     "quintain-curricula": "curriculum:adaptive",
+    "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor",
     "quintain-openai": "engine:openai",
     "quintain-sft": "command:sft",

@@ -60,7 +60,8 @@ class Registry:
             return Component(kind=kind, name=name, target=name, origin="local")
         matches = self.matching(name, kind)
         if not matches:
-            if plugin := PLUGINS.get((kind, name)):
+            owner, _, bare = name.rpartition("/")
+            if (plugin := PLUGINS.get((kind, bare))) and owner in ("", plugin):
                 raise UnknownNameError(f"{kind} {name!r} is in a plugin that is not installed: pip install {plugin}")
             if (error := meant(kind, name)) is not None:
                 raise error

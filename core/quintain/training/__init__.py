@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from .resolve import chosen as chosen
     from .resolve import is_model_source as is_model_source
     from .resolve import opened_environments as opened_environments
+    from .resolve import pinned as pinned
     from .resolve import resolve_algorithm as resolve_algorithm
     from .resolve import resolve_environment_table as resolve_environment_table
     from .run import Run as Run
@@ -89,7 +90,14 @@ _HOMES = {
     ".metrics": ("TRAINING", "alert_intervals", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
     ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
-    ".resolve": ("chosen", "is_model_source", "opened_environments", "resolve_algorithm", "resolve_environment_table"),
+    ".resolve": (
+        "chosen",
+        "is_model_source",
+        "opened_environments",
+        "pinned",
+        "resolve_algorithm",
+        "resolve_environment_table",
+    ),
     ".run": ("Run",),
     ".run_folder": ("RunFolder",),
     ".runs": ("find_run", "free_name", "model_named"),

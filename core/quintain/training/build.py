@@ -103,7 +103,7 @@ async def _run_training(
                 algorithm=algorithm,
                 curriculum=curriculum_for(recipe, environments, algorithm),
                 environments=environments,
-                names=distinct(table.use for table in recipe.environments),
+                names=distinct(table.label for table in recipe.environments),
                 rollout_context=rollout_context_for(recipe, algorithm, engine, services),
                 groups=recipe.batch.prompts,
                 group_size=recipe.batch.group_size,
@@ -204,7 +204,9 @@ def embedded_engine(model: LoadedModel, *, slots: int) -> TokenEngine:
     Args:
         slots: maximum number of sequences decoded at once.
     """
-    engine: TokenEngine = current().load("engine", "embedded").sharing(model.module, model.tokenizer, slots=slots)
+    engine: TokenEngine = (
+        current().load("engine", "quintain/embedded").sharing(model.module, model.tokenizer, slots=slots)
+    )
     return engine
 
 
@@ -236,7 +238,7 @@ def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]]
     return curriculum_kind(algorithm.plan)(
         environments,
         weights=[table.weight for table in recipe.environments],
-        names=[table.use for table in recipe.environments],
+        names=[table.label for table in recipe.environments],
         seed=recipe.run.seed,
         plan=algorithm.plan,
         horizon=recipe.run.steps * recipe.batch.prompts,

@@ -10,6 +10,7 @@ from ..registry.binding import check_args
 from ..services.manager import start_order
 from .recipe.tables import Recipe
 from .resolve import (
+    OWN_SLOTS,
     EnvironmentSpec,
     chosen,
     curriculum_kind,
@@ -19,9 +20,6 @@ from .resolve import (
     shares,
 )
 from .sources import model_source
-
-GIVEN = ("policy", "learner", "replay")
-"""Service slots that every run fills itself: engine, learner, replay."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -40,7 +38,7 @@ def check_recipe(recipe: Recipe) -> None:
     model_source(recipe)
     specs = [resolve_environment_table(table) for table in recipe.environments]
     slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
-    for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(GIVEN)):
+    for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(OWN_SLOTS)):
         check_args(component, args, who=f"[services.{slot}]")
     for spec in specs:
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")

@@ -17,10 +17,14 @@ from ..interfaces.sampling_plan import SamplingPlan
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
-from ..services.manager import IN_RECIPE, Choice, opened
-from .recipe.rewards import parse_reward
+from ..services.manager import IN_RECIPE, Choice, opened, start_order
+from .recipe.load import label
+from .recipe.rewards import parse_reward, qualified
 from .recipe.tables import ComponentTable, EnvironmentTable, Recipe
 from .tasks import Curriculum
+
+OWN_SLOTS = ("policy", "learner", "replay")
+"""Service slots that every run fills itself: engine, learner, replay."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ def resolve_environment(
             f"environment {name!r} has no reward: set `reward = ...` in the class, or in the recipe's [[environments]]"
         )
     return EnvironmentSpec(
-        name=name,
+        name=label(name),
         component=component,
         args=dict(args or {}),
         reward=outcome,
@@ -102,7 +106,9 @@ def is_model_source(name: str) -> bool:
     """Whether ``model.name`` is a component (also of a known plugin that is not installed), not a folder or hub id."""
     if ":" in name:
         return not Path(name).exists()
-    return ("model", name) in PLUGINS or bool(current().matching(name, "model"))
+    owner, _, bare = name.rpartition("/")
+    known = PLUGINS.get(("model", bare))
+    return (known is not None and owner in ("", known)) or bool(current().matching(name, "model"))
 
 
 @asynccontextmanager
@@ -156,7 +162,7 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     if shuffled:
         return Curriculum
     try:
-        kind: type[Curriculum] = current().load("curriculum", "adaptive")
+        kind: type[Curriculum] = current().load("curriculum", "quintain-curricula/adaptive")
     except UnknownNameError as e:
         raise UsageError(
             "the plan orders tasks, drops solved ones or filters them by difficulty, and no curriculum that does so is "
@@ -168,6 +174,34 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
 def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
     """The component of each service slot: that of the recipe, else that of the algorithm."""
     return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | dict(recipe.services)
+
+
+def pinned(recipe: Recipe) -> Recipe:
+    """*recipe* with the ``distribution/name`` of each component, which no plugin that is installed later can change.
+
+    Local components and files keep their names. *recipe* is one that `check_recipe` accepts.
+    """
+
+    def name_of(kind: str, name: str) -> str:
+        component = current().find(kind, name)
+        return name if component.origin == "local" else component.id
+
+    def reward_of(text: str) -> str:
+        return qualified(text, lambda name: name_of("reward", name))
+
+    algorithm = resolve_algorithm(recipe)
+    names = {f"{kind}.use": name_of(kind, getattr(recipe, kind).use) for kind in ("algorithm", "engine", "learner")}
+    if is_model_source(recipe.model.name):
+        names["model.name"] = name_of("model", recipe.model.name)
+    slots = algorithm.slots
+    for i, table in enumerate(recipe.environments):
+        names[f"environments.{i}.use"] = name_of("environment", table.use)
+        names |= {f"environments.{i}.{k}": reward_of(t) for k in ("reward", "shaping") if (t := getattr(table, k))}
+        slots = slots | resolve_environment_table(table).slots
+    services = chosen(recipe, algorithm)
+    for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
+        names[f"services.{slot}.use"] = name_of("service", services[slot].use if slot in services else slot)
+    return recipe.replace(names)
 
 
 def engine_kind(recipe: Recipe) -> Any:

@@ -334,9 +334,9 @@ class Run:
         state = self.state
         return {
             "run": self.folder.name,
-            "environments": [table.use for table in self.recipe.environments],
+            "environments": [table.label for table in self.recipe.environments],
             "model": self.recipe.model.name,
-            "algorithm": self.recipe.algorithm.use,
+            "algorithm": self.recipe.algorithm.label,
             "seed": self.recipe.run.seed,
             "steps": state.step,
             "samples": state.samples,

@@ -11,6 +11,7 @@ from typing import Literal
 from ..errors import QuintainError, RunError, UnknownNameError
 from ..models.hf import check_folder
 from .checkpoint import best
+from .recipe.load import label
 from .run_folder import RunFolder, no_run
 from .storage import abandoned, lock_owner
 
@@ -103,7 +104,7 @@ def _info(path: Path) -> RunInfo:
             path=path,
             state="finished" if folder.summary() is not None and not owner else state,
             model=str(recipe.get("model", {}).get("name", "")),
-            environments=tuple(str(e.get("use")) for e in recipe.get("environments", [])),
+            environments=tuple(label(str(e.get("use"))) for e in recipe.get("environments", [])),
             step=metrics[-1]["step"] if metrics else 0,
             steps=int(recipe.get("run", {}).get("steps", 0)),
             accuracy=accuracies[-1] if accuracies else None,

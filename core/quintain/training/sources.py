@@ -103,7 +103,7 @@ def model_source(recipe: Recipe) -> ModelSource:
     """
     name = recipe.model.name
     if not is_model_source(name):
-        name, args = "hf", {}
+        name, args = "quintain/hf", {}
     else:
         args = recipe.model.start.args
     component = current().load("model", name)

@@ -16,6 +16,11 @@ DEEPEST = 50
 """Levels of tables and lists in a recipe, at most."""
 
 
+def label(name: str) -> str:
+    """The component *name* without its distribution, for metrics and messages; files and modules stay as they are."""
+    return name if ":" in name else name.rpartition("/")[2]
+
+
 class RecipeLayer(NamedTuple):
     """A recipe of the chain: its name in errors, its TOML text, the parsed data, and the recipe that it extends."""
 

@@ -47,6 +47,22 @@ def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Rewar
     return Constant(value) if isinstance(value, (int, float)) else value
 
 
+def qualified(text: str, qualify: Callable[[str], str]) -> str:
+    """The valid expression *text* with ``use("...")`` for each reward that *qualify* gives another name."""
+    line = text.strip().replace("\n", " ").encode()
+    names: list[tuple[int, int, str]] = []
+    for node in ast.walk(ast.parse(line, mode="eval")):
+        match node:
+            case ast.Name(id=name) if name != "use":
+                names.append((node.col_offset, node.end_col_offset or 0, name))
+            case ast.Call(func=ast.Name(id="use"), args=[ast.Constant(value=str(name))]):
+                names.append((node.col_offset, node.end_col_offset or 0, name))
+    for begin, end, name in sorted(names, reverse=True):
+        if (full := qualify(name)) != name:
+            line = line[:begin] + f'use("{full}")'.encode() + line[end:]
+    return line.decode() if len(line) <= _LONGEST else text
+
+
 class _Walk:
     def __init__(self, text: str, resolve: Resolve, where: str) -> None:
         self.text, self.resolve, self.where = text, resolve, where

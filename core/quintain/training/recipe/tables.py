@@ -29,7 +29,7 @@ from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
 from .errors import describe, short
-from .load import DEEPEST, RecipeLayer, layers, merged, not_text, read_toml
+from .load import DEEPEST, RecipeLayer, label, layers, merged, not_text, read_toml
 from .load import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -120,6 +120,11 @@ class ComponentTable(_Table):
 
     use: Name
     args: Args = {}
+
+    @property
+    def label(self) -> str:
+        """The name without its distribution."""
+        return label(self.use)
 
 
 class EngineTable(ComponentTable):

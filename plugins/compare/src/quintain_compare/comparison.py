@@ -184,7 +184,7 @@ def check_comparison(comparison: Comparison) -> None:
     Raises:
         UsageError: a recipe does not fit what is installed, or a run in the folder has another recipe.
     """
-    from quintain.training import check_recipe
+    from quintain.training import check_recipe, pinned
 
     for name, recipe in comparison.recipes.items():
         with _about(name):
@@ -196,7 +196,9 @@ def check_comparison(comparison: Comparison) -> None:
         if (path / "recipe.toml").is_file():
             existing = Recipe.parse(RunFolder(path, lock=False).recipe(), source=str(path / "recipe.toml"))
             expected = comparison.recipe(name, seed)
-            if existing.replace({"run.folder": expected.run.folder}) != expected:  # one folder has many spellings
+            if existing.replace({"run.folder": expected.run.folder}) != pinned(
+                expected
+            ):  # one folder has many spellings
                 raise UsageError(f"{path} is a run of another recipe; choose another --folder, or remove it")
 
 
@@ -259,8 +261,9 @@ def run_comparison(
 
 def _train(recipe: Recipe, path: Path, screen: Screen) -> None:
     """Start the run at *path*, or resume it."""
-    from quintain.training import run_training
+    from quintain.training import pinned, run_training
 
     exists = (path / "recipe.toml").is_file()
+    recipe = pinned(recipe)
     with RunFolder.open(path) if exists else RunFolder.create(path, recipe.to_toml()) as folder:
         run_training(recipe, folder, screen)

@@ -201,7 +201,7 @@ def recipe_results(comparison: Comparison, failures: Mapping[str, str] | None = 
         results.append(
             RecipeResult(
                 name=name,
-                algorithm=recipe.algorithm.use,
+                algorithm=recipe.algorithm.label,
                 runs=runs,
                 before=_accuracy([r.before for r in runs]),
                 after=_accuracy([r.after for r in runs]),

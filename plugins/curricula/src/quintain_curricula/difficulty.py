@@ -80,7 +80,9 @@ async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, An
     ids = []
     for rates, table in zip(result.rates, run.recipe.environments, strict=True):
         ids.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
-        message = f"{len(ids[-1])} of {len(rates)} tasks of {table.use!r} have a success rate from {low:g} to {high:g}"
+        message = (
+            f"{len(ids[-1])} of {len(rates)} tasks of {table.label!r} have a success rate from {low:g} to {high:g}"
+        )
         if not ids[-1]:
             raise NoTasksError(
                 f"{message} in {plan.difficulty_samples} samples of the starting policy ({_spread(rates)}); widen "
@@ -118,11 +120,11 @@ async def _ask(run: Run, candidates: Sequence[Sequence[Task]], result: Difficult
     ):
         left = len(tasks) - len(result.rates[at])
         if left:
-            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.use}", left * result.samples)
+            run.screen.phase(f"measuring the difficulty of {left} tasks of {table.label}", left * result.samples)
         for start in range(len(result.rates[at]), len(tasks), CHUNK):
             requests = [
                 RolloutRequest(
-                    environment=environment, task=task, group_size=result.samples, name=table.use, index=start + i
+                    environment=environment, task=task, group_size=result.samples, name=table.label, index=start + i
                 )
                 for i, task in enumerate(tasks[start : start + CHUNK])
             ]

@@ -27,7 +27,7 @@ def chat(run: str, temperature: float, max_tokens: int, system: str | None, once
 
     path, own_system = model_named(run, folder)
     sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
-    engine = current().load("engine", "embedded")(path)
+    engine = current().load("engine", "quintain/embedded")(path)
     asyncio.run(_converse(engine, sampling, own_system if system is None else system, once))
 
 

@@ -1,0 +1,143 @@
+"""The names of a saved recipe: a plugin that is installed later changes neither the quickstart nor a resume."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+from quintain.cli import main
+from quintain.registry.discovery import Component
+from quintain.registry.lookup import current, isolated
+from quintain.training.recipe.rewards import qualified
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import pinned
+from quintain.training.runs import list_runs
+
+from .models import save_tiny
+
+SHADOW = """
+[build-system]
+requires = ["hatchling>=1.26"]
+build-backend = "hatchling.build"
+[project]
+name = "shadow"
+version = "1.0"
+[project.entry-points."quintain.environments"]
+arithmetic = "shadow:Arithmetic"
+[project.entry-points."quintain.rewards"]
+format_tags = "shadow:format_tags"
+[project.entry-points."quintain.algorithms"]
+dr_grpo = "shadow:DR_GRPO"
+grpo = "shadow:GRPO"
+[project.entry-points."quintain.engines"]
+embedded = "shadow:Engine"
+[project.entry-points."quintain.learners"]
+torch = "shadow:Learner"
+[project.entry-points."quintain.models"]
+default = "shadow:Default"
+hf = "shadow:HF"
+"""
+
+RECIPE = """
+[run]
+steps = 1
+[model]
+name = "model"
+[[environments]]
+use = "arithmetic"
+shaping = "0.5 * format_tags"
+[algorithm]
+use = "grpo"
+[sampling]
+max_tokens = 4
+[batch]
+prompts = 2
+group_size = 2
+[evaluation]
+every = 0
+test = { tasks = 0 }
+"""
+
+
+@pytest.fixture(scope="module")
+def shadowed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process in which another distribution has components with names of ours."""
+    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("installed")
+    (source / "src" / "shadow").mkdir(parents=True)
+    (source / "src" / "shadow" / "__init__.py").write_text("raise RuntimeError('nobody asked for it')\n")
+    (source / "pyproject.toml").write_text(SHADOW)
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(target)]
+    subprocess.run([sys.executable, "-m", "pip", "install", *options, str(source)], check=True, capture_output=True)
+    return {**os.environ, "PYTHONPATH": str(target)}
+
+
+def quintain(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "quintain", *words]
+    return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False, timeout=240)
+
+
+def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
+    tmp_path: Path, shadowed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names of the quickstart and of a run's recipe have their distribution; a name just typed is still ambiguous."""
+    save_tiny(tmp_path / "model", context=256)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    assert 0 == main(["train", "recipe.toml", "--name", "old", "--json"])
+    summary = json.loads(capsys.readouterr().out)
+    assert (["arithmetic"], "grpo") == (summary["environments"], summary["algorithm"])
+    (run,) = list_runs(tmp_path / "runs")
+    assert ("arithmetic",) == run.environments
+
+    saved = Recipe.load(tmp_path / "runs" / "old" / "recipe.toml")
+    assert "quintain-env-math/arithmetic" == saved.environments[0].use
+    assert '0.5 * use("quintain-shaping/format_tags")' == saved.environments[0].shaping
+    assert ("quintain/grpo", "quintain/embedded", "quintain/torch") == (
+        saved.algorithm.use,
+        saved.engine.use,
+        saved.learner.use,
+    )
+
+    resumed = quintain(tmp_path, shadowed, "train", "--resume", "old", "--quiet")
+    assert 0 == resumed.returncode, resumed.stderr
+    quickstart = quintain(tmp_path, shadowed, "train", "--dry-run")
+    assert 0 == quickstart.returncode, quickstart.stderr
+    ambiguous = quintain(tmp_path, shadowed, "eval", "arithmetic", "--engine", "@oracle")
+    assert 1 == ambiguous.returncode
+    assert "say which: 'quintain-env-math/arithmetic' or 'shadow/arithmetic'" in ambiguous.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a", 'use("d/a")'),
+        (" a +\n b ", 'use("d/a") +  use("d/b")'),
+        ('0.1 * a(word="b", n=[-1, None]) - local', '0.1 * use("d/a")(word="b", n=[-1, None]) - local'),
+        ('a.clip(0, 1).gate(use("b"), at=0.5)', 'use("d/a").clip(0, 1).gate(use("d/b"), at=0.5)'),
+        ('a(text="ä") * use("d/b")(n=1)', 'use("d/a")(text="ä") * use("d/b")(n=1)'),
+        ("1.5", "1.5"),
+    ],
+)
+def test_rewards_of_an_expression_are_qualified(text: str, expected: str) -> None:
+    """Every reward of an expression gets its distribution; words, numbers and methods stay."""
+    assert expected == qualified(text, lambda name: name if name == "local" or "/" in name else f"d/{name}")
+
+
+def test_services_and_the_model_are_named_too() -> None:
+    """Services that an algorithm asks for by slot are in the saved recipe; files keep their names."""
+    recipe = Recipe.of({"environments": [{"use": "arithmetic"}], "algorithm": {"use": "ppo"}, "batch": {"prompts": 2}})
+    saved = pinned(recipe)
+
+    assert "quintain-starter/default" == saved.model.name
+    assert "quintain-classic/ppo" == saved.algorithm.use
+    assert {"critic": "quintain-classic/critic"} == {slot: table.use for slot, table in saved.services.items()}
+    assert saved == pinned(saved)
+    with isolated(*current().components(), Component(kind="service", name="critic", target="x:y", distribution="x")):
+        assert saved == pinned(saved)
