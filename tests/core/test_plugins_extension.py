@@ -155,3 +155,82 @@ def test_its_environment_is_bound_with_its_service(env: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
 
     assert "('a',) 3 ['Please say a.']\n" == done.stdout
+
+
+GOOD = 'api = 1\n[[components]]\nkind = "environment"\nname = "{name}"\nsummary = "Sums."\n'
+WORKING = """
+from quintain import Environment, Rollout, Task, reward
+
+@reward
+def equal(rollout: Rollout) -> float:
+    return float(rollout.reply == rollout.task.answer)
+
+class Sums(Environment[Task, None]):
+    reward = equal
+
+    def tasks(self, split):
+        return [Task(prompt="1 + 1 = ?", answer="2")]
+"""
+FAULTS: dict[str, tuple[str | None, str, str]] = {
+    "fine": (GOOD, WORKING, "outcomes"),
+    "unlisting": (None, WORKING, "outcomes"),
+    "newer": (GOOD.replace("1", "2"), WORKING, "`api` is 2, and this Quintain speaks 1"),
+    "unreadable": ("api = [", WORKING, "quintain.toml: not TOML"),
+    "kinds": (GOOD.replace("environment", "enviroment"), WORKING, "did you mean 'environment'"),
+    "other": (GOOD.replace("{name}", "another"), WORKING, "is not in the quintain.toml of its distribution"),
+    "lacking": (GOOD, "", "in your own, correct pyproject.toml, then install again"),
+    "importing": (GOOD, "import not_a_library", "in your own importing, add it to [project] dependencies"),
+    "nowhere": (None, "nowhere", "no module named 'nowhere'"),
+}
+EVALUATE = """
+import contextlib, io, json, sys
+from quintain.cli import main
+out = {}
+for name in sys.argv[1:]:
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        status = main(["eval", name, "--engine", "@oracle", "--tasks", "1", "--split", "train"])
+    out[name] = [status, text.getvalue()]
+print(json.dumps(out))
+"""
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process with a distribution for each fault, as pip writes them."""
+    target = tmp_path_factory.mktemp("faulty")
+    for name, (manifest, code, _) in FAULTS.items():
+        metadata = target / f"{name}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (metadata / "entry_points.txt").write_text(f"[quintain.environments]\n{name} = {name}:Sums\n")
+        if code == "nowhere":
+            continue
+        (target / name).mkdir()
+        (target / name / "__init__.py").write_text(code)
+        if manifest is not None:
+            (target / name / "quintain.toml").write_text(manifest.replace("{name}", name))
+    metadata = target / "singular-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: singular\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[quintain.environment]\nsums = fine:Sums\n")
+    path = os.pathsep.join(filter(None, [str(target), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "COLUMNS": "200"}
+
+
+def test_a_faulty_manifest_is_refused_where_it_is_used(faulty: dict[str, str]) -> None:
+    """Another API version, no TOML, an unknown kind or another component: no command uses such a distribution."""
+    command = [sys.executable, "-c", EVALUATE, *FAULTS]
+    done = subprocess.run(command, env=faulty, capture_output=True, text=True, check=True, timeout=120)
+    for name, (status, output) in json.loads(done.stdout).items():
+        expected = FAULTS[name][2]
+        assert (0 if expected == "outcomes" else 1) == status, (name, output)
+        assert expected == "outcomes" or expected in output, (name, output)
+
+
+def test_doctor_names_groups_that_are_none(faulty: dict[str, str]) -> None:
+    """An entry point in the group `quintain.environment` (singular) is an error with the right group."""
+    done = quintain(faulty, "doctor", "singular")
+
+    assert 1 == done.returncode
+    assert "'quintain.environment' of singular is unknown; did you mean 'quintain.environments'?" in done.stdout

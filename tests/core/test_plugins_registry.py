@@ -104,7 +104,7 @@ def test_unknown_name(name: str, near: str) -> None:
 @pytest.mark.parametrize(
     "target, cause, fix",
     [
-        ("not_installed_at_all:x", ModuleNotFoundError, "pip install 'one'"),
+        ("not_installed_at_all:x", PluginError, "correct the entry point or install it again"),
         ("json:no_such_name", AttributeError, "upgrade one"),
     ],
 )
@@ -116,9 +116,8 @@ def test_broken_component_names_owner_cause_and_fix(target: str, cause: type[Exc
         registry.load("reward", "bad")
 
     assert isinstance(e.value.__cause__, cause)
-    assert target in str(e.value)
-    if cause is AttributeError:
-        assert fix in str(e.value)
+    assert target.partition(":")[0] in str(e.value)
+    assert fix in str(e.value)
     assert registry.load("reward", "good")
 
 

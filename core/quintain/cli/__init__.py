@@ -16,6 +16,7 @@ from ..tracebacks import said_by
 
 if TYPE_CHECKING:
     from ..registry.binding import signature_of as signature_of
+    from ..registry.discovery import KINDS as KINDS
     from ..registry.discovery import Component as Component
     from ..registry.discovery import normalise as normalise
     from ..registry.lookup import Registry as Registry
@@ -38,7 +39,7 @@ INTERRUPTED = 130
 
 _HOME = {"Count": ".options", "clash": ".listing", "services_of": ".evaluate", "sigterm_as_ctrl_c": ".train"}
 _HOME |= {"Component": "..registry.discovery", "normalise": "..registry.discovery", "current": "..registry.lookup"}
-_HOME |= {"Registry": "..registry.lookup", "signature_of": "..registry.binding"}
+_HOME |= {"Registry": "..registry.lookup", "signature_of": "..registry.binding", "KINDS": "..registry.discovery"}
 
 __all__ = sorted(["main", *_HOME], key=str.casefold)
 

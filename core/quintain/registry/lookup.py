@@ -20,7 +20,7 @@ from ..errors import PluginError, UnknownNameError, meaning, nearest
 from ..tracebacks import is_failure, place_of, said_by
 from .discovery import PLUGINS, Component, discover, in_order, normalise
 from .local import check_file, lacking, meant
-from .manifest import Entry, Manifest, read
+from .manifest import FILE, Entry, Manifest, read
 
 
 class Registry:
@@ -91,8 +91,14 @@ class Registry:
         return self.resolve(self.find(kind, name))
 
     def resolve(self, component: Component) -> Any:
-        """Import the object of *component*; raises as `load`."""
+        """Import the object of *component*; raises as `load`, also if its manifest is faulty or does not list it."""
         if component not in self._loaded:
+            try:
+                manifest = None if component.origin == "built-in" else self.manifest(component)
+            except PluginError as e:
+                raise PluginError(f"{component} cannot be loaded: {e}") from e
+            if manifest and manifest.entry(component) is None:
+                raise PluginError(f"{component} is not in the {FILE} of its distribution; add it, then install again")
             self._loaded[component] = self._import(component)
         return self._loaded[component]
 
@@ -135,16 +141,13 @@ class Registry:
         return value
 
     def _fix(self, component: Component, error: BaseException) -> str:
-        """The command that may repair *component*, which failed to import with *error*."""
+        """What may repair *component*, which failed to import with *error*, for its user and for its author."""
+        name = component.distribution
         if not isinstance(error, ModuleNotFoundError) or _own(error, component):
-            again = "reinstall" if component.origin in ("built-in", "editable") else "upgrade"
-            return f"{again} {component.distribution} with pip, or uninstall it; `quintain doctor` checks all"
-        try:
-            entry = self.entry(component)
-        except PluginError:  # report the import error alone; `quintain list` shows the manifest's faults
-            entry = None
-        extra = f"[{entry.extra}]" if entry and entry.extra else ""
-        return f"pip install {component.distribution + extra!r}"
+            return f"upgrade {name} with pip, or uninstall it; in your own, correct pyproject.toml, then install again"
+        if (entry := self.entry(component)) and entry.extra:
+            return f"pip install '{name}[{entry.extra}]'"
+        return f"pip install what has the module {error.name!r}; in your own {name}, add it to [project] dependencies"
 
 
 def _own(error: ModuleNotFoundError, component: Component) -> bool:

@@ -82,8 +82,7 @@ def read(module: str) -> Manifest | None:
     Raises:
         PluginError: the package cannot be found, or the manifest is faulty.
     """
-    folder = package_folder(module)
-    path = folder / FILE
+    path = package_folder(module) / FILE
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -106,7 +105,7 @@ def package_folder(module: str) -> Path:
         raise PluginError(f"module {top!r} cannot be located: {e}") from e
     places = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
     if not places or not places[0]:
-        raise PluginError(f"no module named {top!r} for {sys.executable}; install the distribution again")
+        raise PluginError(f"no module named {top!r} for {sys.executable}; correct the entry point or install it again")
     place = Path(places[0])
     return place if spec and spec.submodule_search_locations else place.parent
 
@@ -145,14 +144,10 @@ def _texts(record: type, table: Mapping[str, Any], where: str, faults: list[str]
     faults.extend(f"unknown key `{where}{key}`{did_you_mean(key, types)}" for key in table if key not in types)
     texts: dict[str, Any] = {}
     for key, value in table.items():
-        if types.get(key) == "str":
-            if isinstance(value, str):
-                texts[key] = value
-            else:
-                faults.append(f"`{where}{key}` is {value!r}; expected text")
-        elif types.get(key) == "tuple[str, ...]":
-            if isinstance(value, list) and all(isinstance(v, str) for v in value):
-                texts[key] = tuple(value)
-            else:
-                faults.append(f"`{where}{key}` is {value!r}; expected a list of text")
+        if types.get(key) == "str" and isinstance(value, str):
+            texts[key] = value
+        elif types.get(key) == "tuple[str, ...]" and isinstance(value, list) and all(type(v) is str for v in value):
+            texts[key] = tuple(value)
+        elif types.get(key) in ("str", "tuple[str, ...]"):
+            faults.append(f"`{where}{key}` is {value!r}; expected {'' if types[key] == 'str' else 'a list of '}text")
     return texts

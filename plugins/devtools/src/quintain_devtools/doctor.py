@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 
 import click
 
-from quintain.cli import Component, current, normalise
-from quintain.errors import UnknownNameError
+from quintain.cli import KINDS, Component, current, normalise
+from quintain.errors import UnknownNameError, did_you_mean
 
 from .plugin_checks import Finding, examine
 
@@ -28,7 +29,10 @@ def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int
     Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. The exit
     status is 1 if a component is broken; a component whose optional extra is not installed is not broken.
     """
-    findings = examine(chosen(distributions), timeout=timeout)
+    names = {normalise(d) for d in distributions}
+    unknown = {f: f.id.partition("/")[0] for f in unknown_groups()}
+    findings = [f for f, owner in unknown.items() if not names or owner in names]
+    findings += examine(chosen(names, unknown.values()), timeout=timeout)
     broken = [f for f in findings if f.status == "error"]
     if as_json:
         report = {"ok": not broken, "versions": versions(), "components": [asdict(f) for f in findings]}
@@ -39,18 +43,30 @@ def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int
     return 1 if broken else 0
 
 
-def chosen(distributions: tuple[str, ...]) -> list[Component]:
-    """The components of *distributions*; all if empty.
+def unknown_groups() -> Iterator[Finding]:
+    """Entry points in groups that begin with ``quintain.`` and that no kind of component has."""
+    for distribution in metadata.distributions():
+        for e in distribution.entry_points:
+            if e.group.startswith("quintain.") and e.group not in KINDS:
+                message = (
+                    f"entry-point group {e.group!r} of {distribution.name} is unknown{did_you_mean(e.group, KINDS)}"
+                )
+                name = f"{normalise(distribution.name)}/{e.name}"
+                yield Finding(kind=e.group, id=name, seconds=0.0, status="error", message=message)
+
+
+def chosen(distributions: Collection[str], others: Iterable[str] = ()) -> list[Component]:
+    """The components of *distributions*, all if empty; *others* are distributions without components.
 
     Raises:
         UnknownNameError: a distribution is not installed, or has no components.
     """
     components = current().components()
-    names = {c.distribution for c in components}
+    names = {*others, *(c.distribution for c in components)}
     for name in distributions:
-        if normalise(name) not in names:
+        if name not in names:
             raise UnknownNameError.of("distribution with components", name, names)
-    return [c for c in components if not distributions or c.distribution in {normalise(d) for d in distributions}]
+    return [c for c in components if not distributions or c.distribution in distributions]
 
 
 def versions() -> dict[str, str]:
@@ -58,8 +74,8 @@ def versions() -> dict[str, str]:
     installed = {"python": platform.python_version()}
     for library in LIBRARIES:
         try:
-            installed[library] = version(library)
-        except PackageNotFoundError:
+            installed[library] = metadata.version(library)
+        except metadata.PackageNotFoundError:
             installed[library] = ""
     return installed
 

@@ -101,19 +101,9 @@ def _tried(component: Component, registry: Registry) -> tuple[Status, str]:
         foreign = isinstance(cause, ModuleNotFoundError) and (cause.name or "").partition(".")[0] != package
         return ("extra" if entry is not None and entry.extra and foreign else "error"), str(e)
     if entry is None:
-        return "error", _unlisted(component, registry)
+        package = component.module.partition(".")[0]
+        return "error", f"{component.distribution} ships no quintain.toml beside {package}/__init__.py"
     return "ok", clash(component, registry)
-
-
-def _unlisted(component: Component, registry: Registry) -> str:
-    if registry.manifest(component) is None:
-        return (
-            f"{component.distribution} ships no quintain.toml beside {component.module.partition('.')[0]}/__init__.py"
-        )
-    return (
-        f"quintain.toml of {component.distribution} does not list it; entry points are frozen when a distribution is "
-        "installed, so after editing pyproject.toml run pip install again"
-    )
 
 
 def run(results: Path, components: Iterable[Component], registry: Registry) -> None:
