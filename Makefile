@@ -57,10 +57,11 @@ docs: $(READY)  ## write the tables of docs/algorithms.md, run the snippets of R
 bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-registry: $(READY)  ## write registry.toml, docs/recipes.md and the tables of docs/algorithms.md from the code
+registry: $(READY)  ## write registry.toml, docs/recipes.md and the tables of docs/algorithms.md and docs/models.md
 	$(BIN)/python tools/algorithms.py
 	$(BIN)/python tools/registry.py
 	$(BIN)/python tools/recipes.py
+	$(BIN)/python tools/models.py
 
 clean:  ## caches, not runs
 	rm -rf .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

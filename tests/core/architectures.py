@@ -62,10 +62,12 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
             original_max_position_embeddings=CONTEXT // 8,
         ),
     ),
+    "llama4": _shape("Llama4", intermediate_size_mlp=48, attention_chunk_size=WINDOW, **_EXPERTS),
     "qwen2": _shape("Qwen2", tie_word_embeddings=True),
     "qwen2-window": _shape("Qwen2", use_sliding_window=True, max_window_layers=1, **_SLIDING),
     "qwen3": _shape("Qwen3", tie_word_embeddings=True),
     "qwen3-yarn-rope": _shape("Qwen3", **_rope("yarn", factor=4.0, original_max_position_embeddings=CONTEXT // 4)),
+    "qwen2-moe": _shape("Qwen2Moe", shared_expert_intermediate_size=16, **_EXPERTS),
     "qwen3-moe": _shape("Qwen3Moe", **_EXPERTS),
     "qwen3-next": _shape(
         "Qwen3Next",
@@ -92,6 +94,8 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "gemma": _shape("Gemma"),
     "gemma2": _shape("Gemma2", query_pre_attn_scalar=8, **_MIXED),
     "gemma3": _shape("Gemma3", query_pre_attn_scalar=8, **_MIXED),
+    "gemma3-cap": _shape("Gemma3", query_pre_attn_scalar=8, final_logit_softcapping=30.0, **_MIXED),
+    "gemma4": _shape("Gemma4", vocab_size_per_layer_input=VOCABULARY, hidden_size_per_layer_input=8, **_MIXED),
     "phi": _shape("Phi"),
     "phi3": _shape("Phi3", sliding_window=None),
     "phi3-window": _shape("Phi3", **_SLIDING),
@@ -122,6 +126,7 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
     "olmoe": _shape("Olmoe", **_EXPERTS),
     "granite": _shape("Granite"),
     "granite-scaled": _shape("Granite", logits_scaling=4.0),
+    "granite-moe": _shape("GraniteMoe", logits_scaling=4.0, **_EXPERTS),
     "granite-hybrid": _shape(
         "GraniteMoeHybrid",
         **_EXPERTS,
@@ -204,8 +209,21 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
         "GPTNeo", _KV, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=WINDOW
     ),
     "gptj": _shape("GPTJ", _KV, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, rotary_dim=4),
+    "codegen": _shape("CodeGen", _KV, n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, rotary_dim=4),
+    "mpt": _shape("Mpt", _KV, d_model=32, n_heads=4, n_layers=2, max_seq_len=CONTEXT),
     "mamba": _shape("Mamba", state_size=8, time_step_rank=4),
     "mamba2": _shape("Mamba2", num_heads=8, head_dim=8, state_size=8, n_groups=1, chunk_size=8),
+    "recurrent-gemma": _shape(
+        "RecurrentGemma",
+        "num_hidden_layers",
+        num_hidden_layers=3,
+        lru_width=32,
+        attention_window_size=WINDOW,
+        conv1d_width=4,
+    ),
+    "rwkv": _shape("Rwkv", attention_hidden_size=32, context_length=CONTEXT),
+    "bert": _shape("Bert", head="LMHeadModel", is_decoder=True),
+    "electra": _shape("Electra", embedding_size=16, is_decoder=True),
 }
 
 

@@ -1,0 +1,44 @@
+"""docs/models.md is what the models of the table do: how they load, sample and train, and what is refused."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from types import ModuleType
+
+import pytest
+
+from ..core.architectures import ARCHITECTURES
+from .pages import ROOT
+
+
+def load_tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("models_tool", ROOT / "tools" / "models.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # its dataclass asks for it
+    spec.loader.exec_module(module)
+    return module
+
+
+TOOL = load_tool()
+PAGE = TOOL.PAGE.read_text(encoding="utf-8")
+
+
+def rows(page: str) -> dict[str, str]:
+    """Architecture to its row, with the errors left out: they depend on the machine."""
+    lines = re.findall(r"^\| `([\w.-]+)` (\|.*\|)$", page, re.MULTILINE)
+    return {name: re.sub(r"\b0 \||1e-\d+|[\d.]+ nats", "", line) for name, line in lines}
+
+
+def test_every_architecture_has_a_row() -> None:
+    assert set(ARCHITECTURES) == set(rows(PAGE)), "run python tools/models.py"
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_row_is_what_is_measured(name: str) -> None:
+    """The same class, choices and refusal, and errors within the bound."""
+    measured = TOOL.measure(name)
+    assert rows(TOOL.render(PAGE, [measured])) == {name: rows(PAGE)[name]}, "run python tools/models.py"
+    assert max(measured.engine_error, measured.learner_error) < TOOL.BOUND
