@@ -108,8 +108,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
     Ctrl-C. With ``--json``, an error or interruption is also one JSON object on standard output.
     """
+    from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
+
     words = list(sys.argv[1:] if argv is None else argv)
-    as_json = "--json" in words
+    with Watchdog(warn, seconds_of("QUINTAIN_STALL_SECONDS", 30.0)):
+        status = _run(words, "--json" in words)
+    if argv is None:
+        end_without_threads(status)
+    return status
+
+
+def _run(words: list[str], as_json: bool) -> int:
     try:
         status: Any = root.main(args=words, prog_name="quintain", standalone_mode=False)
     except click.ClickException as e:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence
@@ -98,6 +97,7 @@ def evaluate(
     from ..models.hf import check_folder
     from ..registry.binding import signature_of
     from ..registry.lookup import current
+    from ..training.interrupts import run_stoppable
     from ..training.resolve import resolve_environment
     from ..training.runs import model_named
 
@@ -125,9 +125,9 @@ def evaluate(
     }
     if controls:
         settings["count"] = tasks or CONTROL_TASKS
-        return _show_controls(asyncio.run(_controls(spec, chosen, settings)), as_json)
+        return _show_controls(run_stoppable(_controls(spec, chosen, settings)), as_json)
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = asyncio.run(_evaluated(spec, chosen, client, engine, tasks, settings))
+    result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings))
     if out is not None:
         _write(out, result)
     _show(result, as_json, out)

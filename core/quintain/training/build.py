@@ -43,6 +43,7 @@ from .run_folder import RunFolder
 from .screen import Screen
 from .sources import ModelRequest, model_source
 from .tasks import Curriculum
+from .watchdog import run_loop
 from .weight_sync import WeightSync
 
 PROMPT = 512
@@ -67,7 +68,7 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
     make_learner: Any = current().load("learner", recipe.learner.use)
     learner: PolicyLearner = make_learner(model.module, algorithm, **learner_options(recipe))
     seconds = {"model": time.monotonic() - began}
-    return asyncio.run(_run_training(recipe, folder, screen, specs, algorithm, checkpoint, model, learner, seconds))
+    return run_loop(_run_training(recipe, folder, screen, specs, algorithm, checkpoint, model, learner, seconds))
 
 
 async def _run_training(

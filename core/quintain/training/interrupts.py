@@ -1,12 +1,25 @@
-"""Ctrl-C and SIGTERM: the first signal requests an orderly stop, the second stops at once."""
+"""Ctrl-C and SIGTERM: the first signal requests an orderly stop, the second stops at once.
+
+An author's code that blocks or catches everything delays that by `GRACE` seconds at most, twice that after one SIGTERM.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from types import FrameType
+from typing import Any, TypeVar
 
 from .screen import Screen
+from .watchdog import Watchdog, blocking_call, cancel_end, end_within, run_loop, seconds_of
+
+A = TypeVar("A")
+GRACE = 10.0
+"""Seconds between a request to stop and the end of a process that does not; ``QUINTAIN_GRACE_SECONDS`` changes it."""
 
 
 @contextmanager
@@ -21,19 +34,49 @@ def stop_on_signal(
         announcement: line on the screen at the first signal.
         on_stop: called at the first signal; an event loop is woken with ``loop.call_soon_threadsafe``.
     """
-    asked = False
+    asked, grace = False, seconds_of("QUINTAIN_GRACE_SECONDS", GRACE)
 
-    def handle(number: int, frame: object) -> None:
+    def again(call: str, seconds: float) -> None:
+        screen.warn(f"{call} blocks the process for {seconds:.0f} s after SIGTERM and is interrupted")
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
+            end_within(grace, 128 + number)
             raise KeyboardInterrupt
         asked = True
         on_stop()
         screen.note(announcement)
+        if number == signal.SIGTERM:  # a scheduler sends no second one
+            stack.enter_context(Watchdog(again, grace))
+            if blocking_call(frame):
+                end_within(3 * grace, 128 + number, unless_loop_moves=True)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with ExitStack() as stack:
+        try:
+            yield lambda: asked
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            if not isinstance(sys.exception(), asyncio.CancelledError):  # else other tasks may still run
+                cancel_end()
+
+
+def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
+    """`run_loop` of a task that the first signal cancels.
+
+    Raises:
+        KeyboardInterrupt: a signal came.
+    """
+
+    async def stoppable() -> A:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        with stop_on_signal(
+            Screen(), "stopping; press Ctrl-C again to stop at once", lambda: loop.call_soon_threadsafe(task.cancel)
+        ):
+            return await main
+
+    return run_loop(stoppable())

@@ -60,6 +60,7 @@ class RunFolder:
             path / "rollouts",
         )
         self._lock: IO[str] | None = None
+        self._process = os.getpid()
         if not lock:
             return
         self._lock = take_lock(path / "run.lock")
@@ -133,6 +134,8 @@ class RunFolder:
         """
         if self._lock is None:
             return
+        if os.getpid() != self._process:  # a fork that an author's code made came back from it
+            os._exit(1)
         lock = os.fstat(self._lock.fileno())
         with suppress(OSError):
             if os.path.samestat(lock, os.stat(self.path / "run.lock")):

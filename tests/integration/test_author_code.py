@@ -1,0 +1,200 @@
+"""What an author's code does, seen from outside: statuses, signals, threads and forks of whole processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ..core.models import save_tiny
+
+AUTHOR = Path(__file__).with_name("author.py")
+WALL = 120.0
+"""Seconds for what takes a few: the machine may be busy."""
+GRACE = 1.5
+
+
+def start(place: Path, *words: str, **environ: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "quintain", *words],
+        cwd=place,
+        env={**os.environ, "QUINTAIN_GRACE_SECONDS": str(GRACE), "PYTHONPATH": str(AUTHOR.parent), **environ},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def evaluation(mode: str, where: str = "reward") -> list[str]:
+    arguments = [word for pair in (f"mode={mode}", f"where={where}") for word in ("--arg", pair)]
+    return ["eval", f"{AUTHOR}:Misbehaving", "--engine", "@oracle", "--retries", "0", *arguments]
+
+
+def recipe(place: Path, mode: str, where: str = "reward", steps: int = 3) -> Path:
+    path = place / "recipe.toml"
+    path.write_text(
+        f"""
+[run]
+name = "run"
+steps = {steps}
+[model]
+name = "{save_tiny(place / "model", context=256)}"
+[[environments]]
+use = "author:Misbehaving"
+args = {{ mode = "{mode}", where = "{where}" }}
+[sampling]
+max_tokens = 4
+[batch]
+prompts = 4
+group_size = 2
+[evaluation]
+every = 0
+[evaluation.test]
+tasks = 0
+[checkpoint]
+every = 1
+"""
+    )
+    return path
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    try:
+        out, err = process.communicate(timeout=WALL)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise AssertionError(f"still there after {WALL} s:\n{process.communicate()[1]}") from None
+    return process.returncode, out, err
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + WALL
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("where", ["reward", "rollout", "tasks"])
+def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path) -> None:
+    status, out, err = finish(start(tmp_path, *evaluation("exits", where)))
+
+    assert 1 == status, err
+    assert "SystemExit: 0 (author.py, line" in out + err
+    assert "Traceback" not in err
+
+
+def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
+    """Also where threads of the author never end."""
+    modes = "cancels, huge, waits, keeps a thread, leaves a thread"
+    status, out, err = finish(start(tmp_path, *evaluation(modes), "--json", "--max-failures", "0.6"))
+
+    assert 0 == status, err
+    assert (4, 8) == (json.loads(out)["failed"], json.loads(out)["rollouts"])
+    assert "Traceback" not in err
+    assert "still runs; the process ends without it" in err
+
+
+def test_a_task_of_the_author_that_exits_fails_the_command(tmp_path: Path) -> None:
+    """Python's event loop ends on a `SystemExit` in any task."""
+    status, _, err = finish(start(tmp_path, *evaluation("exits in a task")))
+
+    assert 1 == status
+    assert "error: the command was ended by SystemExit: 0 (author.py, line" in err
+    assert "Traceback" not in err
+
+
+BLOCKS = [
+    ("spins", "reward", (signal.SIGINT, signal.SIGINT)),
+    ("sleeps", "rollout", (signal.SIGTERM,)),
+    ("backtracks", "reward", (signal.SIGINT, signal.SIGINT)),
+    ("backtracks", "reward", (signal.SIGTERM,)),
+    ("catches", "reward", (signal.SIGINT, signal.SIGINT)),
+    ("catches", "rollout", (signal.SIGTERM,)),
+    ("spins", "tasks", (signal.SIGINT, signal.SIGINT)),
+]
+
+
+def test_code_that_blocks_an_evaluation_is_named_and_stopped(tmp_path: Path) -> None:
+    """Whatever it blocks in; all at the same time, since most of this is waiting."""
+    processes = []
+    for i, (mode, where, _) in enumerate(BLOCKS):
+        (tmp_path / str(i)).mkdir()
+        processes.append(start(tmp_path / str(i), *evaluation(mode, where), QUINTAIN_STALL_SECONDS="0.5"))
+    for i, process in enumerate(processes):
+        wait_for(tmp_path / str(i) / "here", process)
+    time.sleep(2)
+    for (_, _, signals), process in zip(BLOCKS, processes, strict=True):
+        stop(process, *signals)
+    for (mode, where, signals), process in zip(BLOCKS, processes, strict=True):
+        status, _, err = finish(process)
+        case = f"{mode} in {where}, {signals}: {status}\n{err}"
+        assert status, case
+        if mode == "catches":
+            assert 128 + signals[-1] == status, case
+            assert "the process was ended" in err, case
+        if mode != "backtracks":  # it keeps the global lock
+            name = {"reward": "judged", "rollout": "Misbehaving.rollout", "tasks": "Misbehaving.tasks"}[where]
+            task = "" if where == "tasks" else " on task 'task-3'"
+            assert re.search(rf"s for {name} \(author.py, line \d+\){task}, which blocks", err), case
+
+
+def stop(process: subprocess.Popen[str], *signals: signal.Signals) -> None:
+    for number in signals:
+        time.sleep(0.3)
+        process.send_signal(number)
+
+
+def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Path) -> None:
+    """The steps before are kept."""
+    cases = {"spins": (signal.SIGTERM,), "catches": (signal.SIGINT, signal.SIGINT)}
+    processes = {}
+    for mode in cases:
+        (tmp_path / mode).mkdir()
+        processes[mode] = start(tmp_path / mode, "train", str(recipe(tmp_path / mode, mode, steps=40)))
+    for mode, signals in cases.items():
+        wait_for(tmp_path / mode / "here", processes[mode])
+        stop(processes[mode], *signals)
+    for mode, signals in cases.items():
+        run = tmp_path / mode / "runs" / "run"
+        status, _, err = finish(processes[mode])
+        assert (130 if mode == "spins" else 128 + signals[-1]) == status, err
+        assert mode != "spins" or "continue with" in err
+        steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        saved = sorted(int(p.name[-6:]) for p in (run / "checkpoints").glob("step-*"))
+        assert [step for step in steps if step][-1:] == saved[-1:]
+
+    toml = tmp_path / "spins" / "runs" / "run" / "recipe.toml"
+    toml.write_text(toml.read_text().replace('"spins"', '"fine"').replace("steps = 40", "steps = 4"))
+    status, _, err = finish(start(tmp_path / "spins", "train", "--resume", "run"))
+    assert 0 == status, err
+
+
+def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:
+    """The child of a bare `os.fork` ends as soon as it returns to Quintain."""
+    process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=4)))
+    status, _, err = finish(process)
+
+    assert 0 == status, err
+    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [0, 1, 2, 3, 4] == [json.loads(line)["step"] for line in lines]
+    assert [] == processes_in(tmp_path)
+
+
+def processes_in(place: Path) -> list[str]:
+    """The command lines of the processes that work in *place*."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if folder.joinpath("cwd").readlink() == place:
+                found.append(folder.joinpath("cmdline").read_text())
+        except OSError:
+            continue
+    return found
