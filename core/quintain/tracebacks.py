@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import functools
 import inspect
@@ -48,6 +47,8 @@ def text_of(error: BaseException) -> str:
 
 def is_failure(error: BaseException) -> bool:
     """Whether *error* is a failure of the code that raised it, not Ctrl-C and not the cancellation of its task."""
+    import asyncio  # here: `quintain list` needs none
+
     if isinstance(error, asyncio.CancelledError):
         with suppress(RuntimeError):  # no event loop runs
             task = asyncio.current_task()

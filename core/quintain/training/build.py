@@ -24,7 +24,7 @@ from ..types.sampling import derived_seed
 from .checkpoint import Checkpoint, CheckpointManager, latest
 from .collect import Collector
 from .hooks import Hooks
-from .interrupts import stop_on_signal
+from .interrupts import run_loop, stop_on_signal
 from .loop import train
 from .metrics import distinct
 from .recipe.tables import Recipe
@@ -43,7 +43,6 @@ from .run_folder import RunFolder
 from .screen import Screen
 from .sources import ModelRequest, model_source
 from .tasks import Curriculum
-from .watchdog import run_loop
 from .weight_sync import WeightSync
 
 PROMPT = 512

@@ -6,16 +6,18 @@ An author's code that blocks or catches everything delays that by `GRACE` second
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 from typing import Any, TypeVar
 
 from .screen import Screen
-from .watchdog import Watchdog, blocking_call, cancel_end, end_within, run_loop, seconds_of
+from .watchdog import Watchdog, blocking_call, cancel_end, end_within, seconds_of
 
 A = TypeVar("A")
 GRACE = 10.0
@@ -50,8 +52,9 @@ def stop_on_signal(
         screen.note(announcement)
         if number == signal.SIGTERM:  # a scheduler sends no second one
             stack.enter_context(Watchdog(again, grace))
-            if blocking_call(frame):
-                end_within(3 * grace, 128 + number, unless_loop_moves=True)
+            if _loop is not None and blocking_call(frame):  # it may keep Python's global lock from the watchdog
+                end_within(3 * grace, 128 + number)
+                _loop.call_soon_threadsafe(cancel_end)
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     with ExitStack() as stack:
@@ -62,6 +65,36 @@ def stop_on_signal(
                 signal.signal(number, handler)
             if not isinstance(sys.exception(), asyncio.CancelledError):  # else other tasks may still run
                 cancel_end()
+
+
+class _Threads(ThreadPoolExecutor):
+    """The threads of `asyncio.to_thread`; the end of the event loop does not wait for them."""
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait=False, cancel_futures=True)
+
+
+def run_loop(main: Coroutine[Any, Any, A]) -> A:
+    """`asyncio.run` for author's code: it leaves threads behind, and ends a forked child that returns to the loop.
+
+    Raises:
+        KeyboardInterrupt: the task was cancelled.
+    """
+    global _loop
+
+    async def started() -> A:
+        global _loop
+        _loop = asyncio.get_running_loop()
+        _loop.set_default_executor(_Threads())
+        return await main
+
+    try:
+        return asyncio.run(started())
+    except asyncio.CancelledError as e:
+        raise KeyboardInterrupt from e
+    finally:
+        _loop = None
+        cancel_end()
 
 
 def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
@@ -80,3 +113,14 @@ def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
             return await main
 
     return run_loop(stoppable())
+
+
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def _end_child() -> None:
+    if _loop is not None:
+        _loop.call_soon(os._exit, 1)
+
+
+os.register_at_fork(after_in_child=_end_child)

@@ -5,21 +5,17 @@ Episodes, rewards and hooks run in the main thread: one that blocks stops all ot
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import faulthandler
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
 
 from ..tracebacks import place_of
 
-A = TypeVar("A")
 CALLERS = ("quintain.interfaces.", "quintain.registry.", "quintain.rollouts.", "quintain.training.hooks")
 """The modules that call an author's code."""
 
@@ -41,7 +37,7 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("quintain."):
         inner.append(frame)
         frame = frame.f_back
-    started = next((i for i, f in enumerate(inner) if f.f_code is _STEP), None)  # a task that the author's code started
+    started = next((i for i, f in enumerate(inner) if _is_step(f)), None)  # a task that the author's code started
     if started is None and (frame is None or not frame.f_globals["__name__"].startswith(CALLERS)):
         return None
     frames = inner[:started]
@@ -50,7 +46,7 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
         return None
     step, task = inner[-1] if started is None else inner[started], ""
     while started is None and frame is not None:
-        if frame.f_code is _STEP:
+        if _is_step(frame):
             step = frame
             break
         values = frame.f_locals
@@ -59,7 +55,9 @@ def blocking_call(frame: FrameType | None) -> tuple[FrameType, str] | None:
     return step, f"{function} ({_place(frames)})" + (f" on task {task!r}" if task else "")
 
 
-_STEP = asyncio.Handle._run.__code__  # the loop calls it for each step of a task
+def _is_step(frame: FrameType) -> bool:
+    """Whether it is the frame of `asyncio.Handle._run`, which the event loop calls for each step of a task."""
+    return frame.f_code.co_qualname == "Handle._run" and frame.f_globals.get("__name__") == "asyncio.events"
 
 
 def _place(frames: Sequence[FrameType]) -> str:
@@ -114,15 +112,9 @@ def warn(call: str, seconds: float) -> None:
 _end: threading.Timer | None = None
 
 
-def end_within(seconds: float, status: int, *, unless_loop_moves: bool = False) -> None:
-    """End the process after *seconds*, whatever runs then, unless `cancel_end` is called before.
-
-    Args:
-        unless_loop_moves: the event loop cancels it with its next step.
-    """
+def end_within(seconds: float, status: int) -> None:
+    """End the process after *seconds*, whatever runs then, unless `cancel_end` is called before."""
     global _end
-    if unless_loop_moves and _loop is None:
-        return
 
     def end() -> None:
         call = blocking_call(sys._current_frames().get(threading.main_thread().ident or 0))
@@ -136,8 +128,6 @@ def end_within(seconds: float, status: int, *, unless_loop_moves: bool = False) 
     _end.start()
     if sys.__stderr__ is not None:  # where code keeps the global lock, no thread of Python runs
         faulthandler.dump_traceback_later(seconds + 2, exit=True, file=sys.__stderr__)
-    if unless_loop_moves and _loop is not None:
-        _loop.call_soon_threadsafe(cancel_end)
 
 
 def cancel_end() -> None:
@@ -147,36 +137,6 @@ def cancel_end() -> None:
         _end.cancel()
         faulthandler.cancel_dump_traceback_later()
         _end = None
-
-
-class _Threads(ThreadPoolExecutor):
-    """The threads of `asyncio.to_thread`; the end of the event loop does not wait for them."""
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        super().shutdown(wait=False, cancel_futures=True)
-
-
-def run_loop(main: Coroutine[Any, Any, A]) -> A:
-    """`asyncio.run` for author's code: it leaves threads behind, and ends a forked child that returns to the loop.
-
-    Raises:
-        KeyboardInterrupt: the task was cancelled.
-    """
-    global _loop
-
-    async def started() -> A:
-        global _loop
-        _loop = asyncio.get_running_loop()
-        _loop.set_default_executor(_Threads())
-        return await main
-
-    try:
-        return asyncio.run(started())
-    except asyncio.CancelledError as e:
-        raise KeyboardInterrupt from e
-    finally:
-        _loop = None
-        cancel_end()
 
 
 def end_without_threads(status: int) -> None:
@@ -189,14 +149,3 @@ def end_without_threads(status: int) -> None:
                 atexit._run_exitfuncs()
                 sys.stdout.flush()
                 os._exit(status)
-
-
-_loop: asyncio.AbstractEventLoop | None = None
-
-
-def _end_child() -> None:
-    if _loop is not None:
-        _loop.call_soon(os._exit, 1)
-
-
-os.register_at_fork(after_in_child=_end_child)
