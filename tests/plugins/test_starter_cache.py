@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -30,6 +31,7 @@ from quintain.training import ModelRequest, Recipe, Screen, model_source, take_l
 from quintain.training.resolve import EnvironmentSpec
 from quintain.types.rollout import Rollout
 from quintain.types.task import Task
+from quintain_starter.cache_key import cache_key
 from quintain_starter.source import DefaultModel
 
 ARGS = """
@@ -207,9 +209,9 @@ def test_start_trains_what_train_then_finds(cache: Path, capsys: pytest.CaptureF
     settings = [f"model={model}", "max_steps=2", "check_every=2", "tasks=4", "settle=1", "target=[0.0, 0.5]"]
     words = [word for pair in settings for word in ("--start-arg", pair)]
     assert main(["start", "arithmetic", "--seed", "7", "--arg", "slips=0.5", *words]) == 0
-    (_, command), *_ = [
-        line.split("next: quintain ") for line in capsys.readouterr().out.splitlines() if "next" in line
-    ]
+    shown = capsys.readouterr()
+    assert "Writing" not in shown.err and "\r" not in shown.err  # bars of the libraries
+    (_, command), *_ = [line.split("next: quintain ") for line in shown.out.splitlines() if "next" in line]
     argv = shlex.split(command.partition(", or: ")[0])
     with train.make_context("train", argv[1:]) as context:
         choices = {k: v for k, v in context.params.items() if k in ("env", "model", "overrides", "seed")}
@@ -229,18 +231,19 @@ def test_settings_of_the_warm_start_are_checked() -> None:
 def test_signals_and_kills_of_real_processes(tmp_path: Path) -> None:
     """`quintain start`, ended by each signal in turn, then left alone, ends with the weights of one undisturbed."""
     undisturbed = tmp_path / "undisturbed"
-    assert started(undisturbed, None) == 0
+    assert started(undisturbed, None)[0] == 0
     disturbed = tmp_path / "disturbed"
     for number, status in ((signal.SIGKILL, -9), (signal.SIGTERM, 130), (signal.SIGINT, 130)):
-        assert started(disturbed, number) == status
+        ended, err = started(disturbed, number)
+        assert status == ended and "Traceback" not in err
         assert not list((disturbed / "models").glob("*"))
-    assert started(disturbed, None) == 0
+    assert started(disturbed, None)[0] == 0
     (first,), (second,) = ([*(place / "models").glob("*/model.safetensors")] for place in (undisturbed, disturbed))
     assert first.read_bytes() == second.read_bytes()
 
 
-def started(cache: Path, number: signal.Signals | None) -> int:
-    """Status of `quintain start`, sent signal *number* at its second check."""
+def started(cache: Path, number: signal.Signals | None) -> tuple[int, str]:
+    """Status and standard error of `quintain start`, sent signal *number* at its second check."""
     model = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=64}"
     settings = [f"model={model}", "max_steps=240", "check_every=4", "tasks=4", "batch=4"]
     words = [word for pair in settings for word in ("--start-arg", pair)]
@@ -250,9 +253,171 @@ def started(cache: Path, number: signal.Signals | None) -> int:
     env = {**os.environ, "QUINTAIN_CACHE": str(cache)}
     with subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        checks = 0
+        lines: list[str] = []
         for line in process.stderr:
-            checks += line.startswith("warm start: ")
-            if number is not None and checks == 2 and line.startswith("warm start: "):
+            lines.append(line)
+            if number is not None and sum(x.startswith("warm start: ") for x in lines) == 2:
                 process.send_signal(number)
-    return process.returncode
+                number = None
+    return process.returncode, "".join(lines)
+
+
+SETTING = """
+from quintain import Demonstration, Environment, Rollout, Task, reward
+from helping import ask
+
+@reward
+def short(rollout: Rollout) -> float:
+    return float(len(rollout.reply) < 5)
+
+class Setting(Environment[Task, None]):
+    reward = short
+    level: int = 1
+
+    def tasks(self, split):
+        return [Task(prompt=f"{split} {i}") for i in range(9)]
+
+    def demonstrations(self, split):
+        return [Demonstration(prompt=str(i), reply="a") for i in range(100)]
+
+    async def rollout(self, task, agent):
+        agent.user(ask() + task.prompt)
+        await agent.turn()
+"""
+
+
+KEYS = """
+import json, os, sys
+from quintain_starter.source import DefaultModel
+from quintain.training import ModelRequest, Recipe, Screen, model_source
+for text, helper, settings in json.load(sys.stdin):
+    if os.fork():
+        os.wait()
+        continue
+    open("setting.py", "w").write(text)
+    open("helping.py", "w").write(helper)
+    recipe = Recipe.parse('[[environments]]\\nuse = "setting.py:Setting"', settings)
+    request, source = ModelRequest.of(recipe, Screen()), model_source(recipe)
+    print(source._hash([spec.make({}) for spec in request.specs], request), flush=True)
+    os._exit(0)
+"""
+
+
+def test_the_cache_key_has_all_that_shapes_the_model(tmp_path: Path) -> None:
+    """Fields, the code of the environment, its reward and its helper, and any demonstration change the key."""
+    helper, text = "def ask() -> str:\n    return ''\n", SETTING
+    changes: list[tuple[str, str, list[str]]] = [
+        (text, helper, []),
+        (text, helper, []),
+        (text, helper, ["environments.0.args.level=2"]),
+        (text, helper, ["environments.0.limits.tokens=7"]),
+        (text, helper, ["environments.0.system='Be brief.'"]),
+        (text, helper, ["environments.0.reward='1 - format_tags'"]),
+        (text, helper, ["run.seed=1"]),
+        (text, helper, ["model.start.args.lr=1e-4"]),
+        (text.replace("< 5", "< 6"), helper, []),
+        (text.replace("ask() + task.prompt", "task.prompt"), helper, []),
+        (text.replace("range(100)", "range(101)"), helper, []),
+        (text, helper.replace("''", "'now'"), []),
+    ]
+    (tmp_path / "unrelated.py").write_text("x = 1\n")
+    argv = [sys.executable, "-B", "-c", KEYS]  # each variant in a process of its own, without files of bytecode
+    done = subprocess.run(argv, cwd=tmp_path, input=json.dumps(changes), capture_output=True, text=True)
+    keys = done.stdout.split()
+    assert len(changes) == len(keys), done.stderr
+    assert keys[0] == keys[1] and len(changes) - 1 == len(set(keys))
+
+
+def test_the_cache_key_reads_demonstrations_and_code_without_files() -> None:
+    """Data that changes behind equal code, and classes of a notebook, change the key too."""
+    data = ["a"] * 100
+
+    class Stored(Saying):
+        def demonstrations(self, split: str) -> Iterable[Demonstration]:
+            return [Demonstration(prompt="p", reply=reply) for reply in data]
+
+    def key(environment: Environment[Any, Any]) -> str:
+        return cache_key([environment], {}, examples=1000, tasks=8)
+
+    before = key(Stored())
+    assert before == key(Stored())
+    data[99] = "b"
+    assert before != key(Stored())
+
+    def notebook(body: str) -> Environment[Any, Any]:
+        names: dict[str, Any] = {"__name__": "cell", "Saying": Saying}
+        exec(f"class Cell(Saying):\n    async def rollout(self, task, agent):\n        {body}\n", names)
+        environment: Environment[Any, Any] = names["Cell"]()
+        return environment
+
+    assert key(notebook("return 1")) == key(notebook("return 1")) != key(notebook("return 2"))
+
+
+def test_training_again_replaces_the_cached_model(cache: Path) -> None:
+    """`quintain start --again` does not take what is in the cache."""
+    source, request = source_and_request(Watched())
+    folder = source.train_once(request)
+    (folder / "model.safetensors").write_bytes(b"")
+    screen = Watched()
+    source, request = source_and_request(screen)
+    assert folder == source.train_once(request, again=True)
+    assert screen.said("warm start:") and (folder / "model.safetensors").stat().st_size > 10_000
+    assert [folder] == list(cache.iterdir())
+
+
+def test_what_a_kill_left_is_removed_and_what_is_written_stays(cache: Path) -> None:
+    """Half-written folders go when their model, or any other, is trained; not those of a process that writes."""
+    name = trained(Watched()).name
+    shutil.rmtree(cache / name)
+    left, other, busy = (cache / f".{n}.tmp-{os.getpid()}" for n in (name, "other-0123", "busy-0123"))
+    for folder in (left, other, busy):
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"half")
+    lock = take_lock(cache.parent / "locks" / "busy-0123.lock")
+    assert lock is not None
+    trained(Watched())
+    lock.close()
+    assert {name, busy.name} == {p.name for p in cache.iterdir()}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 kB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(place)], capture_output=True, text=True
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_cache_disk_is_one_error(small_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever write the disk refuses, the error names the cache's variable and nothing is left half written."""
+    monkeypatch.setenv("QUINTAIN_CACHE", str(small_disk))
+    with pytest.raises(StorageError, match="no room.*QUINTAIN_CACHE"):
+        trained(Watched())
+    assert not list((small_disk / "models").glob("*"))
+    (small_disk / "fill").write_bytes(b"x" * (os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_bsize))
+    with pytest.raises(StorageError, match="no room.*QUINTAIN_CACHE"):
+        trained(Watched())
+
+
+def test_a_size_limit_of_the_process_is_one_error() -> None:
+    """A limit on file sizes ends like a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(StorageError, match="no room.*QUINTAIN_CACHE"):
+            trained(Watched())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_sigterm_prints_no_traceback(tmp_path: Path) -> None:
+    """It ends the main task alone, so no task of the engine fails with an exception that nobody retrieves."""
+    status, err = started(tmp_path, signal.SIGTERM)
+    assert status == 130
+    assert "Traceback" not in err and "never retrieved" not in err

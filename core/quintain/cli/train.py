@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -157,8 +158,16 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Raise `KeyboardInterrupt` also on SIGTERM, until the run installs its own handlers."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Treat SIGTERM as Ctrl-C, until the run installs its own handlers."""
+
+    def as_ctrl_c(number: int, frame: FrameType | None) -> None:
+        # A running event loop handles Ctrl-C by cancelling its main task; an exception would end any one of its tasks.
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # the shell ignores Ctrl-C for background jobs
+            signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGTERM, as_ctrl_c)
     try:
         yield
     finally:

@@ -40,9 +40,10 @@ def take_lock(path: Path) -> IO[str] | None:
     except BaseException:
         file.close()
         raise
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    file.flush()
+    with storing(path):
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+        file.flush()
     return file
 
 

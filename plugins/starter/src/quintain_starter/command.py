@@ -17,17 +17,24 @@ from quintain.cli import Count, sigterm_as_ctrl_c
 @click.option(
     "--start-arg", "start_args", multiple=True, metavar="KEY=VALUE", help="Setting of the warm start (repeatable)."
 )
+@click.option("--again", is_flag=True, help="Train also if the model is in the cache, and replace it.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def start(
-    environment: str, seed: int, args: tuple[str, ...], start_args: tuple[str, ...], quiet: bool, as_json: bool
+    environment: str,
+    seed: int,
+    args: tuple[str, ...],
+    start_args: tuple[str, ...],
+    again: bool,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Train the small default model on the demonstrations of ENVIRONMENT to a target accuracy, and cache it.
 
     `quintain train` does this by itself where it has to; after this command it begins at once. The model is cached for
-    this environment, its arguments, the seed and the settings of the warm start (by default those of the quickstart);
-    `train` uses it where all of them are the same. `quintain info default` lists the settings. Interrupted training
-    begins again.
+    this environment with its arguments and code, the seed and the settings of the warm start (by default those of the
+    quickstart); `train` uses it where all of them are the same. `quintain info default` lists the settings.
+    Interrupted training begins again.
     """
     from quintain.training import ModelRequest, Recipe, bundled, for_terminal, model_source, program
 
@@ -39,7 +46,7 @@ def start(
     source = model_source(recipe)
     assert isinstance(source, DefaultModel), source
     with for_terminal(quiet=quiet or as_json) as screen, sigterm_as_ctrl_c():
-        folder = source.train_once(ModelRequest.of(recipe, screen))
+        folder = source.train_once(ModelRequest.of(recipe, screen), again=again)
     report = json.loads((folder / "quintain.json").read_text(encoding="utf-8"))["warm_start"]
     if as_json:
         click.echo(json.dumps({**report, "path": str(folder)}))

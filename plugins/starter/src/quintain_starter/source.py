@@ -10,19 +10,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from quintain.errors import StorageError, UsageError
-from quintain.evaluation import tasks_of
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage
 from quintain.training import (
     ModelRequest,
@@ -34,12 +31,12 @@ from quintain.training import (
     storing,
     take_lock,
 )
-from quintain_sft.supervised import demonstrations_of
 
 from .architecture import CONTEXT, build_model, build_tokenizer
-from .warm_start import HALVINGS, AnyEnvironment, Check, WarmStart, warm_start
+from .cache_key import cache_key
+from .warm_start import HALVINGS, WINDOW, AnyEnvironment, Check, WarmStart, warm_start
 
-FORMAT = 2
+FORMAT = 3
 """Counts up when a model that older code trained must not be taken from the cache."""
 
 POLL_SECONDS = 0.5
@@ -77,8 +74,8 @@ class DefaultModel(WarmStart, ModelSource):
             raise UsageError("the default model is untrained: adapters alone cannot teach it; leave model.lora out")
         return untrained(request.seed, device=request.device, **(self.model or {}))
 
-    def train_once(self, request: ModelRequest) -> Path:
-        """Return the folder of the trained model: from the cache, or trained now and cached.
+    def train_once(self, request: ModelRequest, *, again: bool = False) -> Path:
+        """Return the folder of the trained model: from the cache (unless *again*), or trained now and cached.
 
         A process that is stopped or killed meanwhile leaves nothing behind; the next one begins again. One that finds
         another at work waits for it.
@@ -87,16 +84,16 @@ class DefaultModel(WarmStart, ModelSource):
             UsageError: an environment has no demonstrations, or none that fits the context.
             StorageError: the cache cannot be written.
         """
-        return asyncio.run(self._train_once(request))
+        return asyncio.run(self._train_once(request, again))
 
-    async def _train_once(self, request: ModelRequest) -> Path:
+    async def _train_once(self, request: ModelRequest, again: bool) -> Path:
         async with opened_environments(request.specs, request.services) as (environments, services):
             name = request.specs[0].name
             plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])  # the last word of module:Class
-            folder = cache_folder() / "models" / f"{plain_name}-{self._hash(environments, request.seed)}"
-            if not _is_complete(folder):
+            folder = cache_folder() / "models" / f"{plain_name[:50]}-{self._hash(environments, request)}"
+            if again or not _is_complete(folder):
                 async with _locked(folder, request.screen):
-                    if not _is_complete(folder):  # now, too: another process may have trained it meanwhile
+                    if again or not _is_complete(folder):  # now, too: another process may have trained it meanwhile
                         await self._train(folder, name, environments, services, request)
                         return folder
             request.screen.note(f"the default model for {name} is in the cache: {folder}")
@@ -126,7 +123,8 @@ class DefaultModel(WarmStart, ModelSource):
         learner, report = await warm_start(
             model, environments, self, seed=request.seed, services=services, progress=progress
         )
-        with _caching():
+        with _caching(), storing(folder):
+            shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one
             save_model(folder, learner, model.tokenizer, {"warm_start": asdict(report)})
         if not report.reached:
             screen.warn(
@@ -142,26 +140,20 @@ class DefaultModel(WarmStart, ModelSource):
             return f"{line}  above the target: restores the previous check and halves the learning rate"
         return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
 
-    def _hash(self, environments: Sequence[AnyEnvironment], seed: int) -> str:
-        """A hash of all that the trained model depends on: settings, tokenizer, and what the environments show."""
-        shown = [
-            {
-                "type": f"{type(e).__module__}.{type(e).__qualname__}",
-                "demonstrations": list(islice(demonstrations_of(e), 64)),
-                "tasks": [task.id for task in tasks_of(e, "dev", 64)],
-                "reward": repr(e.reward),
-                "system": e.system,
-            }
-            for e in environments
-        ]
-        depends_on = {
-            "format": FORMAT,
-            "seed": seed,
-            "settings": asdict(self),
-            "tokenizer": HFTokenizer(build_tokenizer()).name,
-            "environments": shown,
-        }
-        return hashlib.sha256(json.dumps(depends_on, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    def _hash(self, environments: Sequence[AnyEnvironment], request: ModelRequest) -> str:
+        """A hash of all that the trained model depends on."""
+        updates = self.max_steps + (HALVINGS + 1) * self.check_every  # those taken back consume examples, too
+        slots = {slot for spec in request.specs for slot in spec.slots}
+        return cache_key(
+            environments,
+            {slot: request.services.get(slot) for slot in slots},
+            examples=(updates * self.batch + WINDOW) // len(environments) + 1,
+            tasks=self.tasks,
+            format=FORMAT,
+            seed=request.seed,
+            settings=asdict(self),
+            tokenizer=HFTokenizer(build_tokenizer()).name,
+        )
 
 
 def untrained(seed: int, *, device: str = "cpu", **sizes: Any) -> LoadedModel:
@@ -203,7 +195,19 @@ async def _locked(folder: Path, screen: Screen) -> AsyncIterator[None]:
             announced = True
         await asyncio.sleep(POLL_SECONDS)
     with lock:
+        _drop_leftovers(folder)
         yield
+
+
+def _drop_leftovers(folder: Path) -> None:
+    """Delete what processes that were killed left half written beside *folder*, whose lock is held."""
+    for left in folder.parent.glob(".*.tmp-*"):
+        model = left.name[1:].partition(".tmp-")[0]
+        lock = None if model == folder.name else take_lock(cache_folder() / "locks" / f"{model}.lock")
+        if lock is not None or model == folder.name:  # no other process is writing it
+            shutil.rmtree(left, ignore_errors=True)
+        if lock is not None:
+            lock.close()
 
 
 @contextmanager

@@ -37,6 +37,9 @@ DECAY = 0.9
 TOO_LONG = 100
 """Demonstrations in a row that are longer than the context before training gives up."""
 
+WINDOW = 256
+"""Examples that are shuffled together."""
+
 SLOTS = 256
 AnyEnvironment = Environment[Any, Any]
 
@@ -255,7 +258,7 @@ def _repeated(environment: AnyEnvironment) -> Iterator[tuple[tuple[Message, ...]
             )
 
 
-def _shuffled(source: Iterator[TrainingSequence], rng: Random, window: int = 256) -> Iterator[TrainingSequence]:
+def _shuffled(source: Iterator[TrainingSequence], rng: Random, window: int = WINDOW) -> Iterator[TrainingSequence]:
     """Yield the same sequences in an order that depends on *rng*, shuffled one window at a time."""
     while True:
         part = list(islice(source, window))
