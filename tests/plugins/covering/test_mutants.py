@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,7 @@ from quintain.learning.scorer import FrozenPolicies
 
 from .pairs import Row
 from .test_covering import ROWS
-from .world import algorithm_of, compare
+from .world import FACTORS, algorithm_of, compare
 
 Patch = pytest.MonkeyPatch
 Plant = Callable[[Patch], None]
@@ -196,3 +197,39 @@ def test_an_error_is_noticed(name: str, monkeypatch: Patch) -> None:
                 assert passed < 6
                 return
     raise AssertionError(f"{name}: {len(rows)} rows do not notice it")
+
+
+PIECES = [
+    (kind, name)
+    for kind in ("advantage", "objective", "correction", "aggregation")
+    for name in FACTORS[kind]
+    if name != "none"
+]
+
+
+def a_little_more(found: Any) -> Any:
+    """What a piece returned, times 1.001; of pairs, with metrics or a state, the first."""
+    if isinstance(found, tuple):
+        return (a_little_more(found[0]), *found[1:])
+    return found * 1.001 if isinstance(found, torch.Tensor) else [value * 1.001 for value in found]
+
+
+@pytest.mark.parametrize(("kind", "name"), PIECES)
+def test_each_piece_is_felt(kind: str, name: str) -> None:
+    """A thousandth more of what it returns is noticed in the first row that has it."""
+    row = next(row for row in ROWS if row[kind] == name and row["optimizer_step"] == "adamw")
+    algorithm = algorithm_of(row)
+    piece: Piece = getattr(algorithm, kind)
+    function = piece.function
+
+    @functools.wraps(function)
+    def more(*inputs: Any, **args: Any) -> Any:
+        return a_little_more(function(*inputs, **args))
+
+    @functools.wraps(function)
+    async def awaited(*inputs: Any, **args: Any) -> Any:
+        return a_little_more(await function(*inputs, **args))
+
+    changed = replace(piece, function=awaited if piece.asynchronous else more)
+    with pytest.raises(AssertionError):
+        compare(row, algorithm.replace(**{kind: changed}))

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from quintain import KL, Algorithm, Rollout, Score, Task
 from quintain.interfaces.algorithm import GroupStats
@@ -377,7 +378,7 @@ class Bigram(nn.Module):
 
     def __init__(self, table: Array) -> None:
         super().__init__()
-        self.config = SimpleNamespace(_attn_implementation="eager")
+        self.config = PretrainedConfig(attn_implementation="eager")
         self.rows = nn.Embedding.from_pretrained(torch.tensor(table), freeze=False)
         self.head = nn.Linear(VOCAB, VOCAB, bias=False, dtype=torch.float64)
         self.head.weight = nn.Parameter(torch.eye(VOCAB, dtype=torch.float64), requires_grad=False)

@@ -25,7 +25,9 @@ def token(batch: Batch) -> list[float]:
 
 @aggregation
 def sequence(batch: Batch) -> list[float]:
-    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300, equation 3)."""
+    """1 / (N T_i): every sample weighs the same, a token of a long one less (GRPO, 2402.03300, equation 3, where N is
+    G in the expectation over prompts; here it is that of the batch, which differs where groups differ in size).
+    """
     return [1 / (len(batch.samples) * max(1, sample.tokens)) for sample in batch.samples]
 
 

@@ -21,7 +21,7 @@ def uncorrected(t: LossInputs) -> Tensor:
 
 @correction
 def tis(t: LossInputs, *, cap: float = 2.0) -> Tensor:
-    """min(prox / mu, cap) per token: truncated importance sampling (Yao et al. 2025; cap 2 as in verl and
-    open-instruct).
+    """min(prox / mu, cap) per token, without a lower bound: truncated importance sampling (Yao et al. 2025; cap 2 as in
+    verl and open-instruct).
     """
     return t.mismatch().clamp(max=cap)
