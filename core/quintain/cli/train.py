@@ -46,10 +46,13 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 @click.option("--name", help="Run name (default: environment name and a number).")
 @click.option("--folder", help="Parent folder of the run folders.  [default: runs]")
 @click.option("--resume", metavar="RUN", help="Resume this run from its last checkpoint.")
+@click.option("--force", is_flag=True, help="With --resume: use a recipe that was edited since.")
 @click.option("--dry-run", is_flag=True, help="Check the recipe and print it with all defaults; train nothing.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as one JSON object.")
-def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as_json: bool, **choices: Any) -> None:
+def train(
+    recipe: str | None, resume: str | None, force: bool, dry_run: bool, quiet: bool, as_json: bool, **choices: Any
+) -> None:
     """Train a model by reinforcement learning with RECIPE, a TOML file (default: the quickstart).
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
@@ -62,6 +65,8 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
             check_folder(choices["model"])  # before torch is imported
     if resume is not None:
         _only_resume(recipe, dry_run, choices)
+    elif force:
+        raise click.UsageError("--force is for --resume of a run whose recipe was edited; leave it out")
     if dry_run:
         from ..training.check import check_recipe
 
@@ -71,7 +76,7 @@ def train(recipe: str | None, resume: str | None, dry_run: bool, quiet: bool, as
         return
     with _opened(recipe, resume, choices) as folder:
         try:
-            _train(folder, quiet or as_json, as_json)
+            _train(folder, quiet or as_json, as_json, force)
         except (UsageError, PluginError, NoTasksError, EnvironmentFault):
             if resume is None:
                 _discard(folder)
@@ -92,7 +97,7 @@ def _discard(folder: RunFolder) -> None:
     """Remove the folder of a run that failed before it saved any result, so that its name is free."""
     if folder.metrics_path.exists() or any(any(f.glob("*")) for f in (folder.checkpoints, folder.rollouts)):
         return
-    for file in (folder.recipe_path, folder.path / "run.lock"):
+    for file in (folder.recipe_path, folder.provenance_path, folder.path / "run.lock"):
         file.unlink(missing_ok=True)
     for empty in (folder.checkpoints, folder.rollouts, folder.path):
         with suppress(OSError):  # missing, or has files of the user
@@ -131,13 +136,16 @@ def _opened(path: str | None, resume: str | None, choices: dict[str, Any]) -> Ru
     return RunFolder.create(Path(recipe.run.folder) / recipe.run.name, pinned(recipe).to_toml())
 
 
-def _train(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
     from ..errors import Interrupted
     from ..training.build import run_training
+    from ..training.provenance import check_unchanged
     from ..training.recipe.tables import Recipe
     from ..training.screen import for_terminal, program
 
     recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
+    if not force:
+        check_unchanged(folder, recipe)
     with for_terminal(quiet=quiet) as screen:
         screen.note(f"run folder: {folder.shown}")
         try:

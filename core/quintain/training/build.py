@@ -27,6 +27,7 @@ from .hooks import Hooks
 from .interrupts import run_loop, stop_on_signal
 from .loop import train
 from .metrics import distinct
+from .provenance import provenance
 from .recipe.tables import Recipe
 from .replays import Replays, named
 from .resolve import (
@@ -125,6 +126,7 @@ async def _run_training(
         else:
             folder.truncate_after(-1)  # also the metrics of step 0
             run.state = RunState(seconds=seconds)
+        folder.add_process(provenance(recipe, model.module))
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
@@ -193,7 +195,9 @@ def model_for(
     request = ModelRequest.of(recipe, screen, specs)
     # The checkpoint's model has the adapters merged; to train them, the base model is needed.
     if checkpoint is not None and request.lora is None:
-        return request.load_model(checkpoint.model)
+        model = request.load_model(checkpoint.model)
+        model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name
+        return model
     with status("preparing"):
         return model_source(recipe).load(request)
 

@@ -7,7 +7,7 @@
         learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact
         state.json        curriculum, services, counters of the run
         state.pt          tensors of that state, if any
-        checkpoint.json   step, whether it was the best so far, version
+        checkpoint.json   step, whether it was the best so far, version, name of the tokenizer
         SHA256SUMS        digests of the other files, as `sha256sum -c` reads them
 
 A checkpoint is written under a temporary name, flushed to the disk and renamed: a folder with the name of a step is
@@ -56,11 +56,12 @@ class Trainable(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A complete checkpoint on disk."""
+    """A complete checkpoint on disk; *tokenizer* is its name in the rollouts of the run."""
 
     path: Path
     step: int
     best: bool = False
+    tokenizer: str = ""
 
     @property
     def model(self) -> Path:
@@ -77,10 +78,11 @@ class Checkpoint:
         with _read_whole(path):
             about = json.loads((path / "checkpoint.json").read_text(encoding="utf-8"))
             step, best, form = int(about["step"]), bool(about["best"]), int(about["format"])
+            tokenizer = str(about.get("tokenizer", ""))
         if form > FORMAT:
             version = about.get("version")
             raise RunError(f"checkpoint {path} was made by Quintain {version}; this is {__version__}: upgrade it")
-        return cls(path=path, step=step, best=best)
+        return cls(path=path, step=step, best=best, tokenizer=tokenizer)
 
     def verify(self) -> None:
         """Compare the files with their digests, which takes about 0.7 s per GB.
@@ -189,7 +191,8 @@ class CheckpointManager:
             _write_json(beside / "state.json", plain(_taken_out(state, tensors)))
             if tensors:
                 torch.save(tensors, beside / "state.pt")
-            about = {"format": FORMAT, "step": step, "best": best, "version": __version__}
+            name = getattr(self.tokenizer, "name", "")
+            about = {"format": FORMAT, "step": step, "best": best, "version": __version__, "tokenizer": name}
             _write_json(beside / "checkpoint.json", about)
             sums = "".join(f"{digest}  {name}\n" for name, digest in sorted(_digests(beside).items()))
             (beside / SUMS).write_text(sums, encoding="utf-8")

@@ -6,6 +6,7 @@
         run.lock                     locked while a process writes here
         recipe.toml                  the resolved recipe
         metrics.jsonl                one object per step
+        provenance.jsonl             one object per process, see `quintain.training.provenance`
         rollouts/step-000012.parquet
         checkpoints/step-000020/     see `quintain.training.checkpoint`
         summary.json
@@ -54,11 +55,8 @@ class RunFolder:
         self.path = path = self.shown.absolute() if lock else self.shown
         self.name = path.name
         self.recipe_path, self.metrics_path = path / "recipe.toml", path / "metrics.jsonl"
-        self.summary_path, self.checkpoints, self.rollouts = (
-            path / "summary.json",
-            path / "checkpoints",
-            path / "rollouts",
-        )
+        self.provenance_path, self.summary_path = path / "provenance.jsonl", path / "summary.json"
+        self.checkpoints, self.rollouts = path / "checkpoints", path / "rollouts"
         self._lock: IO[str] | None = None
         self._process = os.getpid()
         if not lock:
@@ -72,10 +70,10 @@ class RunFolder:
         try:
             with storing(path):
                 drop_leftovers(path)
-                if self.metrics_path.exists():
-                    data = self.metrics_path.read_bytes()
+                for file in filter(Path.exists, (self.metrics_path, self.provenance_path)):
+                    data = file.read_bytes()
                     if data and not data.endswith(b"\n"):  # a kill left a part of a line
-                        os.truncate(self.metrics_path, data.rfind(b"\n") + 1)
+                        os.truncate(file, data.rfind(b"\n") + 1)
         except BaseException:
             self.close()
             raise
@@ -187,9 +185,24 @@ class RunFolder:
             StorageError: no room; the file is as it was.
             RunError: the folder was moved or deleted.
         """
+        self._append(self.metrics_path, record)
+
+    def add_process(self, record: Mapping[str, Any]) -> None:
+        """Add the provenance of a process; as `append`."""
+        self._append(self.provenance_path, record)
+
+    def processes(self) -> list[Record]:
+        """The provenance of the processes so far.
+
+        Raises:
+            RunError: a line is damaged.
+        """
+        return [record for record, _ in self._lines(self.provenance_path)]
+
+    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
         self.check()
         line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
-        with storing(self.metrics_path, len(line)), open(self.metrics_path, "ab", buffering=0) as file:
+        with storing(path, len(line)), open(path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
             try:
                 write_all(file, line)
@@ -204,16 +217,16 @@ class RunFolder:
         Raises:
             RunError: a line in the middle is damaged.
         """
-        return [record for record, _ in self._metrics()]
+        return [record for record, _ in self._lines(self.metrics_path, step=True)]
 
-    def _metrics(self) -> Iterator[tuple[Record, bytes]]:
-        if not self.metrics_path.exists():
+    def _lines(self, path: Path, *, step: bool = False) -> Iterator[tuple[Record, bytes]]:
+        if not path.exists():
             return
-        with open(self.metrics_path, "rb") as file:
+        with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
-                yield _record(line, f"{self.metrics_path}, line {number},", "that line", step=True), line
+                yield _record(line, f"{path}, line {number},", "that line", step=step), line
 
     def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]]) -> Path:
         """Save the rollouts of a step as one Parquet file (columns: see `quintain.training.rollout_table`).
@@ -271,7 +284,9 @@ class RunFolder:
                 if at > step:
                     path.unlink()
         if self.metrics_path.exists():
-            lines = b"".join(line for record, line in self._metrics() if record["step"] <= step)
+            lines = b"".join(
+                line for record, line in self._lines(self.metrics_path, step=True) if record["step"] <= step
+            )
             write_atomically(self.metrics_path, lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:

@@ -1,0 +1,80 @@
+"""The origin of a run: recipe, versions, device and commit of each of its processes, in ``provenance.jsonl``."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from typing import Any
+
+from ..errors import UsageError
+from ..registry.lookup import current
+from .recipe.tables import Recipe
+from .run_folder import RunFolder
+from .storage import plain
+
+LIBRARIES = ("torch", "transformers")
+_MOST = 20
+"""Changed keys that an error lists."""
+
+
+def provenance(recipe: Recipe, module: Any) -> dict[str, Any]:
+    """The record of this process, which trains *module* with *recipe*.
+
+    Its versions are those of Python, the libraries and every installed distribution with components.
+    """
+    import torch
+
+    device = next(module.parameters()).device
+    versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": versions | {c.distribution: c.version for c in current().components() if c.version},
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device} ({platform.machine()})",
+        "commit": commit(),
+        "recipe": recipe.model_dump(mode="json"),
+    }
+
+
+def commit() -> str:
+    """The git commit of the working directory, with ``-dirty`` if tracked files differ; empty without one."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
+    """Check that *recipe* is the one that the last process of the run in *folder* used.
+
+    Raises:
+        UsageError: it differs; the message has each key as ``key: was -> is``.
+        RunError: a line of the record is damaged.
+    """
+    if not (processes := folder.processes()):
+        return
+    before, after = (dict(_flat(r)) for r in (processes[-1].get("recipe", {}), plain(recipe.model_dump(mode="json"))))
+    keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
+    lines = [f"  {key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}" for key in keys]
+    if len(lines) > _MOST:
+        lines[_MOST:] = [f"  and {len(lines) - _MOST} more"]
+    if lines:
+        raise UsageError(
+            f"{folder.shown / 'recipe.toml'} was edited since the run last used it:\n" + "\n".join(lines) + "\n"
+            "Undo that, or add --force to continue with the recipe as it is now"
+        )
+
+
+def _flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
+    """The keys of a recipe by dotted path with their values as JSON; those without a value are left out."""
+    items: Any = value.items() if isinstance(value, Mapping) else ()
+    if isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
+        items = enumerate(value)
+    for key, inner in items:
+        yield from _flat(inner, f"{at}.{key}" if at else str(key))
+    if not items and value not in (None, {}):
+        yield at, json.dumps(value)

@@ -1,0 +1,171 @@
+"""A recipe cannot change unnoticed between processes of a run, and each of them records versions and commit."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+import torch
+
+from quintain.cli import main
+from quintain.training.provenance import commit
+from quintain.training.run_folder import RunFolder
+
+from .models import save_tiny
+
+RECIPE = """
+[run]
+steps = 2
+[model]
+name = "{place}/base"
+[[environments]]
+use = "arithmetic"
+[algorithm]
+use = "grpo"
+[sampling]
+max_tokens = 4
+[batch]
+prompts = 2
+group_size = 2
+[learner]
+lr = 1e-4
+[evaluation]
+every = 0
+test = {{ tasks = 0 }}
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of two steps."""
+    place = tmp_path_factory.mktemp("place")
+    save_tiny(place / "base", context=256)
+    (place / "recipe.toml").write_text(RECIPE.format(place=place))
+    assert 0 == main(["train", str(place / "recipe.toml"), "--folder", str(place / "runs"), "--name", "a", "--quiet"])
+    return place
+
+
+@pytest.fixture
+def runs(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the runs."""
+    shutil.copytree(trained / "runs", tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def edit(runs: Path, old: str, new: str) -> None:
+    path = runs / "a" / "recipe.toml"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def resume(runs: Path, *words: str) -> int:
+    return main(["train", "--resume", "a", "--folder", str(runs), "--quiet", *words])
+
+
+def test_an_edited_recipe_is_shown_and_needs_force(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The changed keys are listed as `was -> is`; with --force the run continues with them, and they are known then."""
+    edit(runs, "steps = 2", "steps = 3")
+    edit(runs, "lr = 0.0001", "lr = 0.001")
+    before = (runs / "a" / "metrics.jsonl").read_bytes()
+
+    assert 2 == resume(runs)
+    error = capsys.readouterr().err
+    assert "recipe.toml was edited since the run last used it:\n" in error
+    assert "\n  learner.lr: 0.0001 -> 0.001\n  run.steps: 2 -> 3\nUndo that, or add --force" in error
+    assert before == (runs / "a" / "metrics.jsonl").read_bytes()
+
+    assert 0 == resume(runs, "--force")
+    run = RunFolder(runs / "a", lock=False)
+    assert 3 == run.metrics()[-1]["step"]
+    assert [1e-4, 1e-3] == [process["recipe"]["learner"]["lr"] for process in run.processes()]
+    assert 0 == resume(runs), capsys.readouterr().err
+
+
+def test_a_seed_cannot_be_changed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What does not combine with the checkpoint is refused also with --force."""
+    edit(runs, "seed = 0", "seed = 1")
+    edit(runs, "steps = 2", "steps = 3")
+
+    assert 2 == resume(runs)
+    assert "run.seed: 0 -> 1" in capsys.readouterr().err
+    assert 1 == resume(runs, "--force")
+    assert "no longer yield the tasks" in capsys.readouterr().err
+    assert 2 == resume(runs), "a refused recipe is not the run's"
+
+
+@pytest.mark.parametrize("size", [200, 400, 600])
+def test_a_cut_recipe_counts_as_edited(runs: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe of which a part is gone but which is still TOML is an edited one; cut elsewhere it is no recipe."""
+    path = runs / "a" / "recipe.toml"
+    lines = path.read_text()[:size].splitlines()[:-1]
+    path.write_text("\n".join(lines))
+
+    assert 2 == resume(runs)
+    error = capsys.readouterr().err
+    assert "was edited" in error or "names no environment" in error
+
+
+def test_comments_and_spaces_are_no_change(runs: Path) -> None:
+    """Only what the recipe says counts."""
+    edit(runs, "[learner]", "# a note\n\n[ learner ]")
+
+    assert 0 == resume(runs)
+
+
+def test_a_process_records_what_it_runs_on(trained: Path) -> None:
+    """Python, torch, every plugin, device and recipe stand in the run folder."""
+    (process,) = RunFolder(trained / "runs" / "a", lock=False).processes()
+
+    assert platform.python_version() == process["versions"]["python"]
+    assert torch.__version__ == process["versions"]["torch"]
+    assert {"quintain", "quintain-env-math", "quintain-viewer"} <= set(process["versions"])
+    assert process["device"].startswith("cpu")
+    assert "quintain-env-math/arithmetic" == process["recipe"]["environments"][0]["use"]
+
+
+def test_the_commit_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commit of the working directory, marked if files differ; empty outside a repository."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert "" == commit()
+
+    def git(*words: str) -> str:
+        identity = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        return subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init")
+    Path("mine.py").write_text("a = 1\n")
+    git("add", ".")
+    git("commit", "-m", "first")
+    git("tag", "v1")
+    assert git("rev-parse", "HEAD") == commit()
+    Path("mine.py").write_text("a = 2\n")
+    assert git("rev-parse", "HEAD") + "-dirty" == commit()
+
+
+def test_rollouts_of_a_resumed_run_name_the_same_tokenizer(runs: Path) -> None:
+    """The tokenizer of a checkpoint keeps the name of the model that the run began with."""
+    edit(runs, "steps = 2", "steps = 3")
+    assert 0 == resume(runs, "--force")
+
+    run = RunFolder(runs / "a", lock=False)
+    rollouts = [json.loads(run.read_rollouts(step)[0]["rollout"]) for step in (1, 3)]
+    first, resumed = ([t["tokenizer"] for t in r["transcripts"].values()] for r in rollouts)
+    assert first == resumed
+
+
+def test_force_is_for_edited_recipes_alone(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--force without --resume does nothing, so it is refused; a damaged record is named with its line."""
+    assert 2 == main(["train", "--force"])
+    assert "--force is for --resume" in capsys.readouterr().err
+    (runs / "a" / "provenance.jsonl").write_text("5\n")
+    assert 1 == resume(runs)
+    assert "provenance.jsonl, line 1, is damaged" in capsys.readouterr().err
+    json.loads((runs / "a" / "summary.json").read_text())
