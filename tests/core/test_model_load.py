@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
-from quintain.models.load import load_model, without_dropout
+from quintain.models.load import load_model, trainable, without_dropout
 from quintain.models.tokenizer import PLAIN_STOPS, HFTokenizer
 from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.types.task import Message, ToolCall
 
-from .architectures import architecture
+from .architectures import ARCHITECTURES, architecture
 from .models import byte_tokenizer, save_tiny, tiny_model
 
 TOKENIZER = HFTokenizer(byte_tokenizer())
@@ -129,6 +129,18 @@ def test_other_reasons_are_not_called_damage(tmp_path: Path) -> None:
     edited(folder, "config.json", model_type="of-next-year")
     with pytest.raises(UsageError, match="upgrade transformers"):
         load_model(folder)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_no_dropout_of_any_name_is_left(name: str) -> None:
+    """Attention, residual, activation or layer dropout: training mode computes what evaluation mode computes."""
+    fields = vars(architecture(name).config)
+    dropping = {field: 0.3 for field, value in fields.items() if "drop" in field and isinstance(value, (int, float))}
+    module = trainable(architecture(name, **dropping), None)
+    ids = torch.arange(20)[None]
+    with torch.no_grad():
+        plain = module.eval()(input_ids=ids, use_cache=False).logits
+        assert torch.equal(plain, module.train()(input_ids=ids, use_cache=False).logits)
 
 
 @pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "mamba", "bloom"])

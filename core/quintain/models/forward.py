@@ -174,13 +174,12 @@ class Forward:
     def _bucketed(self, rows: Sequence[TokenSequence]) -> Tensor:
         device = self.head_weight.device
         inputs = [torch.tensor(row.ids[:-1], dtype=torch.long) for row in rows]
-        ids_RT = pad_sequence(inputs, batch_first=True)
-        real_RT = pad_sequence([torch.ones_like(ids) for ids in inputs], batch_first=True)
+        ids_RT = pad_sequence(inputs, batch_first=True).to(device)
         longest = ids_RT.shape[1]
         positions_RT = torch.arange(longest, device=device).expand(len(rows), -1)
-        mask_RT = None if bool(real_RT.all()) else real_RT.to(device)
-        # Without padding no mask is passed: attention kernels are faster with plain causality.
-        hidden_RTD = self._body(input_ids=ids_RT.to(device), attention_mask=mask_RT, position_ids=positions_RT)
+        # No mask: causal attention and recurrences look left, the padding is on the right, and kernels are faster with
+        # plain causality. Masked padding would see nothing at all in a window, which is NaN in float64.
+        hidden_RTD = self._body(input_ids=ids_RT, position_ids=positions_RT)
         at = [r * longest + p - 1 for r, row in enumerate(rows) for p in row.positions]
         return hidden_RTD.flatten(0, 1).index_select(0, torch.tensor(at, dtype=torch.long, device=device))
 

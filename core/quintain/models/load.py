@@ -170,14 +170,10 @@ def without_dropout(module: nn.Module) -> None:
     for part in module.modules():
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.p = 0.0
-    config: Any = getattr(module, "config", None)
-    for field in list(vars(config)) if config is not None else ():
-        if ("dropout" in field or field.endswith("pdrop")) and isinstance(getattr(config, field), float):
-            setattr(config, field, 0.0)
-    for part in module.modules():
-        for field in ("attention_dropout", "dropout"):
-            if isinstance(vars(part).get(field), float):
-                setattr(part, field, 0.0)
+    for owner in (getattr(module, "config", None), *module.modules()):
+        for field, value in list(vars(owner).items()) if owner is not None else ():
+            if "drop" in field and isinstance(value, float):  # attention_dropout, resid_pdrop, layerdrop, ...
+                setattr(owner, field, 0.0)
 
 
 def _check_folder(folder: Path) -> None:
