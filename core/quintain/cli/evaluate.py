@@ -253,6 +253,7 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     from ..interfaces.engine import Engine
     from ..registry.binding import bind, signature_of
     from ..registry.lookup import current
+    from ..training.recipe.load import label
 
     url = name if name.startswith(("http://", "https://")) else ""
     component = current().load("engine", "quintain-openai/openai" if url else name)
@@ -266,8 +267,8 @@ def _engine(name: str, model: str, pairs: Sequence[str]) -> Engine:
     if model:
         args["model"] = model
     elif takes_model and not _serves(name) and "model" not in args:
-        raise UsageError(f"the engine {name!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
-    shown = "openai" if url else name  # a URL may have a password
+        raise UsageError(f"the engine {label(name)!r} needs a model: --model FOLDER, RUN or a Hugging Face id")
+    shown = "openai" if url else label(name)  # a URL may have a password
     client = bind(component, args, {}, who=f"engine {shown!r}")
     if not isinstance(client, Engine):
         raise UsageError(f"{shown!r} is a {type(client).__name__}; expected an engine (`quintain list engines`)")
