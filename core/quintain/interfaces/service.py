@@ -49,7 +49,7 @@ class Workers(Protocol):
     """Killable worker processes for code that may hang or crash (parsers, checkers)."""
 
     async def call(self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0) -> Any:
-        """Run an importable *function* (or its ``"module:name"``) with picklable arguments in a worker.
+        """Run an importable *function* (or its ``"module:name"``) in a worker; it returns plain data.
 
         Raises:
             TimeoutError: it took longer than *timeout* seconds; the worker was killed.

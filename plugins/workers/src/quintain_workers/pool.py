@@ -6,9 +6,11 @@ Processes bound hangs and crashes; they are no boundary against hostile code, wh
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,17 +18,27 @@ import sys
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
 from quintain import InfrastructureError, Service
 from quintain.errors import UsageError
 
-from .worker import LENGTH
+from .worker import LENGTH, raised, unpacked
 
 LARGEST = 1 << 30
 """Longest answer taken, bytes: more is a worker gone wrong."""
+MARK = "QUINTAIN_WORKER"
+"""The variable in the environment of a worker and of all that it starts, by which they are found and killed."""
+
+
+class _Line:
+    """The calls of one event loop: how many run, and those that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop, self.busy = loop, 0
+        self.waiting: deque[asyncio.Future[None]] = deque()
 
 
 class WorkerPool(Service):
@@ -56,8 +68,7 @@ class WorkerPool(Service):
         self.size, self.recycle, self.memory, self.start_seconds = size, recycle, memory, start_seconds
         self._all: set[_Process] = set()
         self._idle: list[_Process] = []
-        self._waiting: deque[asyncio.Future[None]] = deque()
-        self._busy = 0
+        self._line = _Line()
         self._end = weakref.finalize(self, _kill_all, self._all)
 
     async def __aenter__(self) -> Self:
@@ -79,21 +90,28 @@ class WorkerPool(Service):
     async def call(self, function: Callable[..., Any] | str, *args: Any, timeout: float = 5.0) -> Any:
         """Run an importable *function* (or its ``"module:name"``) with picklable arguments in a worker.
 
+        The result is plain data: numbers, text, lists, tuples, dicts, sets. Nothing else crosses, because reading it
+        would run the function's code in this process.
+
         Args:
-            timeout: seconds from when a worker starts on it, on the worker's own clock.
+            timeout: seconds from when a worker starts on it, on the worker's own clock; as many to send the arguments.
 
         Raises:
             TimeoutError: it took longer; the worker was killed.
             InfrastructureError: the worker died (a crash of the interpreter, ``os._exit``, out of memory).
-            UsageError: the function cannot be found from a fresh interpreter, or the arguments cannot be pickled.
-            Exception: what the function itself raised, with its traceback as a note.
+            UsageError: the function cannot be found from a fresh interpreter, the arguments cannot be pickled, or
+                calls of another event loop run.
+            TypeError: the result is not plain data.
+            Exception: what the function itself raised, with its traceback as a note; a `RuntimeError` if this process
+                has not imported its class.
         """
         target = target_of(function)
         try:
             arguments = pickle.dumps(args)
         except Exception as e:
             raise UsageError(f"the arguments of {function!r} cannot be sent to a worker: {e}") from e
-        await self._turn()
+        line = self._line_of(asyncio.get_running_loop())
+        await self._turn(line)
         try:
             worker = self._take()
             try:
@@ -103,7 +121,7 @@ class WorkerPool(Service):
                 raise
             self._give_back(worker)
         finally:
-            self._next()
+            self._next(line)
         if error is not None:
             raise error
         return value
@@ -122,28 +140,39 @@ class WorkerPool(Service):
             return False
         return True
 
-    async def _turn(self) -> None:
+    def _line_of(self, loop: asyncio.AbstractEventLoop) -> _Line:
+        """The line of *loop*, a new one if the last call came from another loop."""
+        line = self._line
+        if line.loop is not loop:
+            if line.busy and line.loop is not None and not line.loop.is_closed():
+                raise UsageError("calls of another event loop run in this worker pool; make one pool for each loop")
+            if line.busy:  # the loop was closed under its calls, which may still run
+                self.close()
+            line = self._line = _Line(loop)
+        return line
+
+    async def _turn(self, line: _Line) -> None:
         """Wait in line until fewer than `size` calls run."""
-        if self._busy < self.size and not self._waiting:
-            self._busy += 1
+        if line.busy < self.size and not line.waiting:
+            line.busy += 1
             return
         place = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        line.waiting.append(place)
         try:
             await place
         except BaseException:
             if place.done() and not place.cancelled():
-                self._next()  # it was our turn already; pass it on
+                self._next(line)  # it was our turn already; pass it on
             raise
 
-    def _next(self) -> None:
+    def _next(self, line: _Line) -> None:
         """A call ended: its place goes to the first in line."""
-        while self._waiting:
-            place = self._waiting.popleft()
+        while line.waiting:
+            place = line.waiting.popleft()
             if not place.done() and not place.get_loop().is_closed():
                 place.set_result(None)
                 return
-        self._busy -= 1
+        line.busy -= 1
 
     def _take(self) -> _Process:
         while self._idle:
@@ -216,6 +245,7 @@ class _Process:
         self._loaded: set[str | bytes] = set()
         self._buffer = bytearray()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
+        self._mark = f"{MARK}={os.getpid()}-{secrets.token_hex(8)}"
         self._socket, theirs = socket.socketpair()
         self._socket.setblocking(False)
         with theirs:
@@ -225,7 +255,7 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
                 pass_fds=(theirs.fileno(),),
-                env={**os.environ, "PYTHONHASHSEED": "0"},
+                env={**os.environ, "PYTHONHASHSEED": "0", MARK: self._mark.partition("=")[2]},
                 start_new_session=True,
             )
 
@@ -243,7 +273,8 @@ class _Process:
             except TimeoutError as e:
                 raise InfrastructureError(f"a worker did not import {target!r} within {start_seconds:g} s") from e
             if error is not None:
-                return None, error
+                what = type(error).__name__
+                raise UsageError(f"{_shown(target)} cannot be loaded in a worker: {what}: {error}") from error
             self._loaded.add(target)
         self.calls += 1
         cpu = timeout * (os.cpu_count() or 1)  # as many threads as there are cores may burn it
@@ -257,10 +288,12 @@ class _Process:
         kind, *rest = request
         payload = pickle.dumps((kind, self._serial, *rest))
         try:
-            await asyncio.get_running_loop().sock_sendall(self._socket, LENGTH.pack(len(payload)) + payload)
+            async with asyncio.timeout(timeout if math.isfinite(timeout) else None):
+                await asyncio.get_running_loop().sock_sendall(self._socket, LENGTH.pack(len(payload)) + payload)
             frame = await self._frame(timeout)
-            number, seconds, ok, packed = pickle.loads(frame)
-            value = pickle.loads(packed)
+            number, seconds, ok, packed = unpacked(frame)
+            value = unpacked(packed)
+            error = None if ok else raised(value)
         except TimeoutError:
             raise
         except Exception as e:
@@ -269,11 +302,7 @@ class _Process:
             raise InfrastructureError("a worker answered out of turn: the function may have forked")
         if seconds > timeout:  # this process was too busy to notice in time
             raise TimeoutError
-        if ok:
-            return value, None
-        error, where = value
-        error.add_note(f"in a worker:\n{where}")
-        return None, error
+        return (value, None) if error is None else (None, error)
 
     async def _frame(self, timeout: float) -> bytes:
         """The next frame; whatever has arrived counts, however late this process gets to look."""
@@ -336,8 +365,19 @@ class _Process:
             except ProcessLookupError:
                 self._process.kill()
             self._process.wait()
+        for pid in _marked(self._mark.encode()):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self._socket.close()
         self._errors.close()
+
+
+def _marked(mark: bytes) -> Iterator[int]:
+    """The processes with *mark* in their environment: those of a worker, also in sessions of their own."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (folder / "environ").read_bytes():
+                yield int(folder.name)
 
 
 def _program(channel: int, memory: int | None) -> str:

@@ -4,7 +4,8 @@ Kept apart from the pool so that a fresh interpreter imports almost nothing befo
 
 Frames on the socket are a length (8 bytes, big-endian) and a pickle. The parent sends ``("load", n, target)`` and
 ``("call", n, target, arguments, cpu_seconds)``; each is answered by ``(n, seconds, ok, payload)``, where the
-payload is a pickle of the value, or of the exception and the text of its traceback.
+payload is a pickle of the value, or of module, name, arguments, text and traceback of the exception. Answers are plain
+data: their pickles name no class but those of `PLAIN`, so that reading one runs no code of the function.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import importlib
+import io
 import os
 import pickle
 import resource
@@ -23,9 +25,16 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 LENGTH = struct.Struct(">Q")
+_PLAIN = (set, frozenset, bytearray, complex, Fraction, Decimal)
+PLAIN = {f"{kind.__module__}.{kind.__qualname__}": kind for kind in _PLAIN}
+"""Classes of plain data besides None, bool, int, float, str, bytes, list, tuple and dict."""
+LONGEST_TEXT = 20_000
+"""Characters of the message and of the traceback of an exception that are kept."""
 PDEATHSIG = 1
 """Linux' prctl option: the signal to get when the parent dies."""
 
@@ -62,10 +71,45 @@ def _answer(frame: bytes, loaded: dict[Any, Callable[..., Any]]) -> bytes:
             _limit_cpu(request[4])
             began = time.monotonic()
             value = loaded[target](*arguments)
-        ok, payload = True, pickle.dumps(value)
+        ok, payload = True, plain(value)
     except BaseException as e:  # noqa: BLE001  (whatever the function raised goes back, SystemExit too)
         ok, payload = False, packed(e)
     return pickle.dumps((number, time.monotonic() - began, ok, payload))
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        kind = value if isinstance(value, type) else type(value)
+        if kind in _PLAIN:
+            return NotImplemented
+        raise TypeError(
+            f"the function returned a {kind.__module__}.{kind.__qualname__}; a worker returns plain data: "
+            "numbers, text, lists, tuples, dicts, sets"
+        )
+
+
+def plain(value: Any) -> bytes:
+    """A pickle of plain data.
+
+    Raises:
+        TypeError: *value* is something else.
+    """
+    data = io.BytesIO()
+    _Pickler(data).dump(value)
+    return data.getvalue()
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return PLAIN[f"{module}.{name}"]
+        except KeyError:
+            raise pickle.UnpicklingError(f"{module}.{name} is no plain data") from None
+
+
+def unpacked(data: bytes) -> Any:
+    """The plain data of a pickle; what else it holds is refused before any of its code runs."""
+    return _Unpickler(io.BytesIO(data)).load()
 
 
 def resolve(target: str | bytes) -> Callable[..., Any]:
@@ -83,17 +127,32 @@ def resolve(target: str | bytes) -> Callable[..., Any]:
 
 
 def packed(error: BaseException) -> bytes:
-    """A pickle of *error* and the text of its traceback; a `RuntimeError` stands in for what does not survive that."""
-    where = "".join(traceback.format_exception(error)).rstrip()
-    text = f"{type(error).__name__}: {error}"
-    if not isinstance(error, Exception):  # a SystemExit must not end the parent
-        return pickle.dumps((RuntimeError(text), where))
+    """A pickle of module, name, arguments, text and traceback of *error*; without arguments if they are not plain."""
+    where = "".join(traceback.format_exception(error)).rstrip()[-LONGEST_TEXT:]
     try:
-        data = pickle.dumps((error, where))
-        pickle.loads(data)
-        return data
-    except Exception:  # noqa: BLE001  (unpicklable in any way its author managed)
-        return pickle.dumps((RuntimeError(text), where))
+        text = f"{type(error).__name__}: {error}"[:LONGEST_TEXT]
+    except BaseException:  # noqa: BLE001  (its author wrote `__str__`)
+        text = type(error).__name__
+    module, name = type(error).__module__, type(error).__qualname__
+    try:
+        return plain((module, name, error.args, text, where))
+    except Exception:  # noqa: BLE001  (not plain in any way its author managed)
+        return plain((module, name, None, text, where))
+
+
+def raised(packed_error: tuple[str, str, tuple[Any, ...] | None, str, str]) -> Exception:
+    """The exception of `packed`, made without code of its class; a `RuntimeError` if this process has not the class."""
+    module, name, args, text, where = packed_error
+    kind: Any = sys.modules.get(module)
+    for part in name.split("."):
+        kind = getattr(kind, part, None)
+    error: Exception = RuntimeError(text)
+    if args is not None and isinstance(kind, type) and issubclass(kind, Exception):
+        builtin = next(base for base in kind.__mro__ if base.__module__ == "builtins")
+        with contextlib.suppress(Exception):  # arguments that do not fit
+            error = builtin(*args) if builtin is kind else builtin.__new__(kind, *args)
+    error.add_note(f"in a worker:\n{where}")
+    return error
 
 
 def _die_with_parent(channel: int) -> None:
