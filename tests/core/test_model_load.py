@@ -48,6 +48,9 @@ def test_adapters(folder: Path) -> None:
         load_model(folder, lora={"r": 2, "lora_dropout": 0.1})
     with pytest.raises(UsageError, match="rank"):
         load_model(folder, lora={"rank": 2})
+    fix = r"is incompatible with Mamba-based models .*; name the modules to adapt, such as target_modules = \["
+    with pytest.raises(UsageError, match=fix):
+        trainable(architecture("mamba"), {"r": 2})
 
 
 @pytest.mark.parametrize(

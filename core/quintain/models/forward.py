@@ -28,7 +28,7 @@ from ..errors import UsageError
 from .fused import TrainingDecoder
 from .head import Statistics, statistics
 from .layers import Decoder, Layer, attend, steady_length
-from .lora import body_of
+from .lora import base_of, body_of
 from .probe import agree, logit_map_of, plain_log_probs
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,8 @@ class Forward:
         longest = max(len(row.ids) for row in rows)
         if self._steady is not None and longest > self._steady:
             raise UsageError(
-                f"a sequence of {longest} tokens cannot train: past {self._steady} tokens the rotary embedding of "
-                f"{type(self.module).__name__} follows the longest sequence of a batch; shorten replies and prompts"
+                f"a sequence of {longest} tokens cannot train: past {self._steady} tokens the rotary embedding follows "
+                "the longest sequence of a batch; shorten prompts and replies"
             )
         return self._packed(rows) if self.layout == "packed" else self._bucketed(rows)
 
@@ -163,8 +163,8 @@ class Forward:
             agrees, reason = False, f": {error}"
         if not agrees and layout == "bucketed":
             raise UsageError(
-                f"{type(self.module).__name__} cannot train: its logits are not those of its output layer on the last "
-                f"hidden state, scaled and soft-capped{reason}; docs/models.md lists the models that can"
+                f"{type(base_of(self.module)).__name__} cannot train: its logits are not those of its output layer on "
+                f"the last hidden state, scaled and soft-capped{reason}; docs/models.md lists the models that can"
             )
         return agrees
 

@@ -24,7 +24,12 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError as missing:
         raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
-    fields = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.0, **settings}
+    # The router of Llama 4 is a linear map by its class, but returns a pair, which an adapter cannot.
+    others = [
+        name for name, part in module.named_modules() if isinstance(part, nn.Linear) and type(part) is not nn.Linear
+    ]
+    defaults = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.0}
+    fields = {**defaults, "exclude_modules": others or None, **settings}
     if fields["lora_dropout"]:
         raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
     with warnings.catch_warnings():  # peft still asks transformers 5 by an older name
@@ -34,7 +39,9 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         try:
             return get_peft_model(module, LoraConfig(**fields))
         except (TypeError, ValueError) as error:
-            raise UsageError(f"lora {dict(settings)!r}: {error}") from error
+            reason = str(error).partition("\n")[0].partition(". Please")[0]
+            fix = 'name the modules to adapt, such as target_modules = ["q_proj", "v_proj"]'
+            raise UsageError(f"lora {dict(settings)!r}: {reason}; {fix}") from error
 
 
 def has_adapters(module: nn.Module) -> bool:
