@@ -486,6 +486,25 @@ def test_means_differences_and_what_was_used(made_up: list[RecipeResult]) -> Non
     assert "3/3" == row(a)[1] and row(b)[5].startswith("+")
 
 
+def test_intervals_of_two_seeds_stay_inside_what_can_be(tmp_path: Path) -> None:
+    """Gains and bands end where accuracies and rewards do; a gain is in points, not in percent."""
+    comparison = build_comparison(
+        [("a", recipe()), ("b", recipe(algorithm__use="rloo"))], seeds=[0, 1], folder=tmp_path
+    )
+    for name in comparison.recipes:
+        for seed in comparison.seeds:
+            write(comparison.path(name, seed), rise(0.1 + 0.8 * seed))
+    first, second = recipe_results(comparison)
+    for interval in (first.gain, second.difference, first.after):
+        assert interval is not None and interval.low is not None and interval.high is not None
+        assert -1 <= interval.low <= interval.value <= interval.high <= 1
+    assert "points (" in row(first)[4] and " % (" in row(first)[3]
+    for value in ("reward", "accuracy"):
+        curve = first.curve("samples", value)  # type: ignore[arg-type]
+        assert curve is not None and curve.low is not None and curve.high is not None
+        assert 0 <= min(curve.low) and max(curve.high) <= 1
+
+
 def test_curves_cover_what_all_seeds_have_seen(made_up: list[RecipeResult]) -> None:
     curve = made_up[0].curve("tokens")
     assert curve is not None and curve.low is not None and curve.high is not None

@@ -38,8 +38,9 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 @click.argument("recipe", required=False, type=click.Path(dir_okay=False))
 @click.option("--env", "-e", help="Environment, replaces those of the recipe (`quintain list environments`).")
 @click.option(
-    "--model", "-m", help='Hugging Face id, folder, or "default" (a small model that Quintain trains itself).'
+    "--model", "-m", help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).'
 )
+@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
 @click.option("--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Set a recipe key (repeatable).")
 @click.option("--seed", type=Count(0), help="Random seed.")
 @click.option("--steps", type=Count(1), help="Optimizer steps.")
@@ -84,7 +85,7 @@ def train(
 
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
-    named = {"overrides": "set"}
+    named = {"overrides": "set", "args": "arg"}
     refused = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
     refused += [recipe] if recipe is not None else []
     if refused:
@@ -104,15 +105,28 @@ def _discard(folder: RunFolder) -> None:
             empty.rmdir()
 
 
-def _recipe(path: str | None, *, env: str | None, model: str | None, overrides: tuple[str, ...], **keys: Any) -> Recipe:
+def _recipe(
+    path: str | None,
+    *,
+    env: str | None,
+    model: str | None,
+    args: tuple[str, ...] = (),
+    overrides: tuple[str, ...],
+    **keys: Any,
+) -> Recipe:
     from ..training.recipe.load import bundled
     from ..training.recipe.tables import Recipe
 
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
     if model is not None:
-        changes.append(f"model.name={json.dumps(model)}")
+        from ..training.resolve import is_model_source
+        from ..training.runs import model_named
+
+        path_of_model = model if is_model_source(model) else model_named(model, keys.get("folder") or "runs")[0]
+        changes.append(f"model.name={json.dumps(path_of_model)}")
     if env is not None:
         changes.append(f"environments=[{{use={json.dumps(env)}}}]")
+    changes += [f"environments.0.args.{pair}" for pair in args]
     if path is not None:
         return Recipe.load(path, [*changes, *overrides])
     base = "quickstart" if model in (None, "default") else "pretrained"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
 from .metrics import alert_intervals
-from .screen import clock, program
+from .resolve import chosen, resolve_algorithm, resolve_environment_table
+from .screen import clock, printable, program
 
 if TYPE_CHECKING:
     from .run_folder import RunFolder
@@ -19,7 +22,7 @@ def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
     """Print accuracy before and after, costs, paths and next commands."""
     print()
     for name, text in rows(summary, folder):
-        print(f"{name:<26}{text}")
+        print(printable(f"{name:<26}{text}"))
 
 
 def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]:
@@ -27,7 +30,6 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
     phases = ", ".join(f"{k} {v:.1f} s" for k, v in sorted(seconds.items(), key=lambda x: -x[1]) if v >= 0.05)
-    environment = summary["environments"][0]
     alerted = alerts(folder.metrics()) or missing("alerts", "warns when a run becomes unhealthy")
     return [
         ("held-out accuracy before", accuracy(summary["held_out"]["before"])),
@@ -39,9 +41,43 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("run folder", str(folder.shown)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
-        ("next", f"{program()} chat {folder.shown}"),
-        ("", f"{program()} eval {environment} --model {folder.shown} --samples 8"),
+        ("next", f"{program()} {shlex.join(['chat', str(folder.shown)])}"),
+        ("", f"{program()} {shlex.join(evaluation_of(folder))}"),
     ]
+
+
+def evaluation_of(folder: RunFolder) -> list[str]:
+    """The words of the command that evaluates the run's model on its first environment, configured as in training."""
+    from .recipe.tables import Recipe
+
+    recipe = Recipe.parse(folder.recipe())
+    environment, algorithm, test = recipe.environments[0], resolve_algorithm(recipe), recipe.evaluation.test
+    words = ["eval", environment.use, "--model", str(folder.shown), "--samples", "8"]
+    words += [word for key, value in environment.args.items() for word in ("--arg", f"{key}={toml(value)}")]
+    for slot in sorted(resolve_environment_table(environment).slots & chosen(recipe, algorithm).keys()):
+        service = chosen(recipe, algorithm)[slot]
+        words += ["--service", f"{slot}={service.use}"]
+        words += [w for key, value in service.args.items() for w in ("--service-arg", f"{slot}.{key}={toml(value)}")]
+    split, tasks = (test.split, test.tasks) if test.tasks != 0 else (recipe.evaluation.split, recipe.evaluation.tasks)
+    for option, value, default in (
+        ("--reward", environment.reward, None),
+        ("--system", environment.system, None),
+        ("--split", split, "test"),
+        ("--tasks", tasks, None),
+        ("--max-tokens", recipe.evaluation.max_tokens or recipe.sampling.max_tokens, None),
+    ):
+        words += [option, str(value)] if value != default else []
+    return words
+
+
+def toml(value: Any) -> str:
+    """A plain value as TOML on one line."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(str(k))} = {toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(toml, value))}]"
+    text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return text if isinstance(value, (str, bool)) else str(value)
 
 
 def accuracy(measured: Mapping[str, Any]) -> str:

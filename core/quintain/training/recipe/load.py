@@ -158,3 +158,37 @@ def _has(data: Any, part: int | str) -> bool:
     if isinstance(data, list):
         return isinstance(part, int) and part < len(data)
     return isinstance(data, Mapping) and part in data
+
+
+def put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set a value deep in *data*; numbers in *path* are positions in lists, and one past the end appends.
+
+    Raises:
+        RecipeError: the path leads through something that is neither a table nor a list, or past the end of a list.
+    """
+    at: Any = data
+    for i, part in enumerate(path):
+        here = ".".join(path[:i])
+        place: Any = part
+        if isinstance(at, list):
+            place = _position(at, part, here, path)
+        elif not isinstance(at, dict):
+            raise RecipeError(f"cannot set {'.'.join(path)}: {here} is {at!r}, not a table")
+        if i == len(path) - 1:
+            at[place] = value
+        elif isinstance(at, list):
+            at = at[place]
+        else:
+            at = at.setdefault(place, [] if path[i + 1].isdecimal() else {})
+
+
+def _position(at: list[Any], part: str, here: str, path: Sequence[str]) -> int:
+    if not part.isdecimal() or len(part) > 9 or int(part) > len(at):
+        rest = ".".join(path[len(here.split(".")) :])
+        raise RecipeError(
+            f"cannot set {'.'.join(path)}: {here} is a list of {len(at)}; "
+            f"say which one by its position, as in {here}.0.{rest}"
+        )
+    if int(part) == len(at):
+        at.append({})
+    return int(part)

@@ -29,7 +29,7 @@ from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
 from .errors import describe, short
-from .load import DEEPEST, RecipeLayer, label, layers, merged, not_text, read_toml
+from .load import DEEPEST, RecipeLayer, label, layers, merged, not_text, put, read_toml
 from .load import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -435,40 +435,6 @@ def _scalar(written: str) -> Any:
     value = data["value"]
     # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
     return value if len(data) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else written
-
-
-def put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
-    """Set a value deep in *data*; numbers in *path* are positions in lists, and one past the end appends.
-
-    Raises:
-        RecipeError: the path leads through something that is neither a table nor a list, or past the end of a list.
-    """
-    at: Any = data
-    for i, part in enumerate(path):
-        here = ".".join(path[:i])
-        place: Any = part
-        if isinstance(at, list):
-            place = _position(at, part, here, path)
-        elif not isinstance(at, dict):
-            raise RecipeError(f"cannot set {'.'.join(path)}: {here} is {at!r}, not a table")
-        if i == len(path) - 1:
-            at[place] = value
-        elif isinstance(at, list):
-            at = at[place]
-        else:
-            at = at.setdefault(place, [] if path[i + 1].isdecimal() else {})
-
-
-def _position(at: list[Any], part: str, here: str, path: Sequence[str]) -> int:
-    if not part.isdecimal() or len(part) > 9 or int(part) > len(at):
-        rest = ".".join(path[len(here.split(".")) :])
-        raise RecipeError(
-            f"cannot set {'.'.join(path)}: {here} is a list of {len(at)}; "
-            f"say which one by its position, as in {here}.0.{rest}"
-        )
-    if int(part) == len(at):
-        at.append({})
-    return int(part)
 
 
 def _path(loc: Sequence[int | str]) -> tuple[str, ...]:

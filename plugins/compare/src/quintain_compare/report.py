@@ -89,11 +89,11 @@ def row(result: RecipeResult) -> list[str]:
 
 
 def percent(interval: Interval | None, *, sign: bool = False) -> str:
-    """Format ``81.0 % (78.2 to 83.8)``; a difference has its sign."""
+    """Format ``81.0 % (78.2 to 83.8)``; a difference of percentages has its sign and is in points."""
     if interval is None:
         return ""
     form = "{:+.1f}" if sign else "{:.1f}"
-    text = form.format(100 * interval.value) + " %"
+    text = form.format(100 * interval.value) + (" points" if sign else " %")
     if interval.low is None or interval.high is None:
         return text
     return f"{text} ({form.format(100 * interval.low)} to {form.format(100 * interval.high)})"

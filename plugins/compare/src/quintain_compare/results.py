@@ -153,7 +153,8 @@ class RecipeResult:
     def curve(self, axis: Axis, value: Literal["reward", "accuracy"] = "reward") -> MeanCurve | None:
         """Compute the mean of *value* over the counted runs, where along *axis* all of them have been; else ``None``.
 
-        Runs are interpolated between their steps; nothing is smoothed.
+        Runs are interpolated between their steps; nothing is smoothed. Intervals of values that lie between 0 and 1, or
+        -1 and 1, end there.
         """
         curves = [r.rewards if value == "reward" else r.accuracies for r in self.counted]
         curves = [c for c in curves if c]
@@ -165,8 +166,11 @@ class RecipeResult:
         x = np.linspace(first, last, GRID) if last > first else np.array([first])
         lines = [np.interp(x, [p[axis] for p in c], [p[value] for p in c]).tolist() for c in curves]
         intervals = [t_interval(values) for values in zip(*lines, strict=True)]
-        if value == "accuracy":
-            intervals = [interval.within(0.0, 1.0) for interval in intervals]
+        values = [v for line in lines for v in line]
+        # A t interval over few seeds is wider than any accuracy, or any reward of a bounded kind, can be.
+        least = 0.0 if value == "accuracy" or min(values) >= 0 else -1.0
+        if -1 <= min(values) <= max(values) <= 1:
+            intervals = [interval.within(least, 1.0) for interval in intervals]
         several = len(lines) > 1
         return MeanCurve(
             x=x.tolist(),
@@ -222,7 +226,7 @@ def _paired(runs: Sequence[RunResult], others: Mapping[int, float | None]) -> In
     differences = [
         run.after - other for run in runs if run.after is not None and (other := others.get(run.seed)) is not None
     ]
-    return t_interval(differences) if differences else None
+    return t_interval(differences).within(-1.0, 1.0) if differences else None
 
 
 def earlier_failures(comparison: Comparison) -> dict[str, str]:

@@ -1,0 +1,99 @@
+"""The commands that a run prints as its next ones work as they are printed."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="training needs quintain[train]")
+
+from quintain.cli import main
+from quintain.training import program
+
+from ..core.models import save_tiny
+
+CODE = """
+from collections.abc import Iterator, Mapping
+from typing import Any
+from quintain import Environment, Rollout, Service, Task, need, reward
+
+class Judge(Service):
+    def __init__(self, *, letter: str, more: Mapping[str, Any]) -> None:
+        assert letter == 'say "a"' and more == {"deep key": [1, 2.5, True]}
+    def judge(self, text: str) -> float:
+        return text.count("a") / 4
+
+@reward
+def judged(rollout: Rollout, *, judge: Judge = need()) -> float:
+    return judge.judge(rollout.reply)
+
+class Judged(Environment[Task, None]):
+    reward = judged
+    word: str
+    numbers: tuple[float, ...] = ()
+
+    def tasks(self, split: str) -> Iterator[Task]:
+        assert self.word == "4" and self.numbers == (1e-5, 2.0)
+        n = 0
+        while split == "dev":  # endless, and the only one
+            n += 1
+            yield Task(prompt=f"{split} {n}")
+        yield from (Task(prompt=f"{n}") for n in range(8 if split == "train" else 0))
+"""
+RECIPE = """
+[run]
+steps = 1
+[model]
+name = "model"
+[[environments]]
+use = "judged.py:Judged"
+args = { word = "4", numbers = [1e-5, 2.0] }
+reward = '0.5 * use("judged.py:judged")'
+[services.judge]
+use = "judged.py:Judge"
+args = { letter = 'say "a"', more = { "deep key" = [1, 2.5, true] } }
+[algorithm]
+use = "grpo"
+[sampling]
+max_tokens = 4
+[batch]
+prompts = 2
+group_size = 2
+[evaluation]
+every = 0
+[evaluation.test]
+split = "dev"
+tasks = 3
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_tiny(tmp_path / "model", context=256)
+    (tmp_path / "judged.py").write_text(CODE)
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    return tmp_path
+
+
+def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Arguments, services, reward, split and limits of the run are in the hints; the run's model trains further."""
+    assert main(["train", "recipe.toml", "--name", "a run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("next"))
+    chat, evaluate = (shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 2])
+
+    assert main(evaluate) == 0, capsys.readouterr().err
+    shown = capsys.readouterr().out
+    assert "3 tasks x 8" in shown and "4.0 tokens per rollout" in shown
+    assert main([*chat, "--once", "hello"]) == 0
+
+    assert main(["train", "recipe.toml", "--model", "a run", "--name", "next", "--arg", 'word="4"', "--quiet"]) == 0
+    assert main(["train", "recipe.toml", "--arg", "word='5'", "--dry-run"]) == 0
+    assert 'word = "5"' in capsys.readouterr().out
+    assert main(["train", "recipe.toml", "--model", "a rum", "--dry-run"]) == 2
+    assert "did you mean 'a run'" in capsys.readouterr().err
+    assert main(["train", "--resume", "a run", "--arg", "word=5"]) == 2
+    assert "leave out --arg" in capsys.readouterr().err
