@@ -169,3 +169,32 @@ def test_force_is_for_edited_recipes_alone(runs: Path, capsys: pytest.CaptureFix
     assert 1 == resume(runs)
     assert "provenance.jsonl, line 1, is damaged" in capsys.readouterr().err
     json.loads((runs / "a" / "summary.json").read_text())
+
+
+FILES = (
+    "recipe.toml", "metrics.jsonl", "provenance.jsonl", "summary.json", "rollouts/step-000002.parquet",
+    "checkpoints/step-000002/state.json", "checkpoints/step-000002/learner.pt", "checkpoints/step-000002/SHA256SUMS",
+    "checkpoints/step-000002/model/model.safetensors", "checkpoints/step-000002",
+)  # fmt: skip
+ODD = (b"", b"{}", b"null", b"[5]\n", b'{"step": 1, "alerts": 5}\n', b"\xff\xfe", b"[" * 20_000 + b"\n", None)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_damaged_run_resumes_or_fails_with_one_line(
+    runs: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever a file of a run has become, also a folder, --resume works or ends with a typed error."""
+    path = runs / "a" / file
+    kept = runs.parent / "kept"
+    shutil.copytree(runs / "a", kept)
+    for content in ODD if "/" not in file and file[0] in "mr" else (b"[5]\n", b"\xff\xfe", None):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.mkdir() if content is None else path.write_bytes(content)
+        status = resume(runs)
+        error = capsys.readouterr().err
+        assert status == 0 or error.startswith("error: "), (content, error)
+        assert error.count("\n") <= 1 or file == "recipe.toml", (content, error)
+        if file.startswith("checkpoints"):
+            assert status == 1, content
+        shutil.rmtree(runs / "a")
+        shutil.copytree(kept, runs / "a")

@@ -126,7 +126,7 @@ async def _run_training(
         else:
             folder.truncate_after(-1)  # also the metrics of step 0
             run.state = RunState(seconds=seconds)
-        folder.add_process(provenance(recipe, model.module))
+        folder.append(provenance(recipe, model.module), folder.provenance_path)
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(

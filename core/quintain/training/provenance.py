@@ -16,10 +16,6 @@ from .recipe.tables import Recipe
 from .run_folder import RunFolder
 from .storage import plain
 
-LIBRARIES = ("torch", "transformers")
-_MOST = 20
-"""Changed keys that an error lists."""
-
 
 def provenance(recipe: Recipe, module: Any) -> dict[str, Any]:
     """The record of this process, which trains *module* with *recipe*.
@@ -29,7 +25,7 @@ def provenance(recipe: Recipe, module: Any) -> dict[str, Any]:
     import torch
 
     device = next(module.parameters()).device
-    versions = {"python": platform.python_version()} | {name: version(name) for name in LIBRARIES}
+    versions = {"python": platform.python_version()} | {name: version(name) for name in ("torch", "transformers")}
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "versions": versions | {c.distribution: c.version for c in current().components() if c.version},
@@ -59,12 +55,10 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
         return
     before, after = (dict(_flat(r)) for r in (processes[-1].get("recipe", {}), plain(recipe.model_dump(mode="json"))))
     keys = sorted(key for key in before.keys() | after.keys() if before.get(key) != after.get(key))
-    lines = [f"  {key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}" for key in keys]
-    if len(lines) > _MOST:
-        lines[_MOST:] = [f"  and {len(lines) - _MOST} more"]
+    lines = [f"  {key}: {before.get(key, 'unset')} -> {after.get(key, 'unset')}\n" for key in keys]
     if lines:
         raise UsageError(
-            f"{folder.shown / 'recipe.toml'} was edited since the run last used it:\n" + "\n".join(lines) + "\n"
+            f"{folder.shown / 'recipe.toml'} was edited since the run last used it:\n{''.join(lines)}"
             "Undo that, or add --force to continue with the recipe as it is now"
         )
 
@@ -72,8 +66,8 @@ def check_unchanged(folder: RunFolder, recipe: Recipe) -> None:
 def _flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
     """The keys of a recipe by dotted path with their values as JSON; those without a value are left out."""
     items: Any = value.items() if isinstance(value, Mapping) else ()
-    if isinstance(value, list) and value and all(isinstance(v, Mapping) for v in value):
-        items = enumerate(value)
+    if isinstance(value, list) and all(isinstance(v, Mapping) for v in value):
+        items = list(enumerate(value))
     for key, inner in items:
         yield from _flat(inner, f"{at}.{key}" if at else str(key))
     if not items and value not in (None, {}):

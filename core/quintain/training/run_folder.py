@@ -176,8 +176,8 @@ class RunFolder:
         except (OSError, UnicodeDecodeError) as e:
             raise RunError(f"{self.recipe_path} cannot be read: {e}; replace it by the recipe of the run") from e
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add the metrics of a step (key ``step``); they are on the disk when this returns.
+    def append(self, record: Mapping[str, Any], path: Path | None = None) -> None:
+        """Add a line to *path*, by default the metrics of a step (key ``step``); it is on the disk when this returns.
 
         Numbers that are not finite become null.
 
@@ -185,22 +185,8 @@ class RunFolder:
             StorageError: no room; the file is as it was.
             RunError: the folder was moved or deleted.
         """
-        self._append(self.metrics_path, record)
-
-    def add_process(self, record: Mapping[str, Any]) -> None:
-        """Add the provenance of a process; as `append`."""
-        self._append(self.provenance_path, record)
-
-    def processes(self) -> list[Record]:
-        """The provenance of the processes so far.
-
-        Raises:
-            RunError: a line is damaged.
-        """
-        return [record for record, _ in self._lines(self.provenance_path)]
-
-    def _append(self, path: Path, record: Mapping[str, Any]) -> None:
         self.check()
+        path = path or self.metrics_path
         line = (json.dumps(plain(record), allow_nan=False) + "\n").encode()
         with storing(path, len(line)), open(path, "ab", buffering=0) as file:
             size = file.seek(0, os.SEEK_END)
@@ -217,16 +203,21 @@ class RunFolder:
         Raises:
             RunError: a line in the middle is damaged.
         """
-        return [record for record, _ in self._lines(self.metrics_path, step=True)]
+        return [record for record, _ in self._lines(self.metrics_path)]
 
-    def _lines(self, path: Path, *, step: bool = False) -> Iterator[tuple[Record, bytes]]:
+    def processes(self) -> list[Record]:
+        """The provenance of the processes so far; raises as `metrics`."""
+        return [record for record, _ in self._lines(self.provenance_path)]
+
+    def _lines(self, path: Path) -> Iterator[tuple[Record, bytes]]:
         if not path.exists():
             return
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     return
-                yield _record(line, f"{path}, line {number},", "that line", step=step), line
+                place = f"{path}, line {number},"
+                yield _record(line, place, "that line", step=path == self.metrics_path), line
 
     def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]]) -> Path:
         """Save the rollouts of a step as one Parquet file (columns: see `quintain.training.rollout_table`).
@@ -284,9 +275,7 @@ class RunFolder:
                 if at > step:
                     path.unlink()
         if self.metrics_path.exists():
-            lines = b"".join(
-                line for record, line in self._lines(self.metrics_path, step=True) if record["step"] <= step
-            )
+            lines = b"".join(line for record, line in self._lines(self.metrics_path) if record["step"] <= step)
             write_atomically(self.metrics_path, lines)
 
     def write_summary(self, summary: Mapping[str, Any]) -> Path:
