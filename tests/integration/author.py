@@ -15,7 +15,9 @@ from quintain import Environment, Limits, Rollout, Score, Task, reward
 
 
 def blocks(mode: str) -> None:
-    """Block in one of several ways, or return at once."""
+    """Block in one of several ways, unless there is a file ``fixed``, or return at once."""
+    if Path("fixed").exists():
+        return
     if mode in ("spins", "sleeps", "catches", "backtracks"):
         Path("here").touch()
     while mode == "spins":

@@ -158,7 +158,7 @@ def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Pat
     processes = {}
     for mode in cases:
         (tmp_path / mode).mkdir()
-        processes[mode] = start(tmp_path / mode, "train", str(recipe(tmp_path / mode, mode, steps=40)))
+        processes[mode] = start(tmp_path / mode, "train", str(recipe(tmp_path / mode, mode, steps=6)))
     for mode, signals in cases.items():
         wait_for(tmp_path / mode / "here", processes[mode])
         stop(processes[mode], *signals)
@@ -171,10 +171,18 @@ def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Pat
         saved = sorted(int(p.name[-6:]) for p in (run / "checkpoints").glob("step-*"))
         assert [step for step in steps if step][-1:] == saved[-1:]
 
-    toml = tmp_path / "spins" / "runs" / "run" / "recipe.toml"
-    toml.write_text(toml.read_text().replace('"spins"', '"fine"').replace("steps = 40", "steps = 4"))
+    (tmp_path / "spins" / "fixed").touch()
     status, _, err = finish(start(tmp_path / "spins", "train", "--resume", "run"))
     assert 0 == status, err
+
+
+def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import time\ntime.sleep(2)\nfrom author import Misbehaving\n")
+    words = ["eval", "slow.py:Misbehaving", "--engine", "@oracle", "--json"]
+    status, _, err = finish(start(tmp_path, *words, QUINTAIN_STALL_SECONDS="0.5"))
+
+    assert 0 == status, err
+    assert "s for <module> (slow.py, line 2), which blocks" in err
 
 
 def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:

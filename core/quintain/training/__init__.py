@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .check import check_recipe as check_recipe
     from .checkpoint import save_model as save_model
     from .hooks import Hooks as Hooks
+    from .interrupts import run_stoppable as run_stoppable
     from .interrupts import stop_on_signal as stop_on_signal
     from .metrics import TRAINING as TRAINING
     from .metrics import alert_intervals as alert_intervals
@@ -86,7 +87,7 @@ _HOMES = {
     ".check": ("check_recipe",),
     ".checkpoint": ("save_model",),
     ".hooks": ("Hooks",),
-    ".interrupts": ("stop_on_signal",),
+    ".interrupts": ("run_stoppable", "stop_on_signal"),
     ".metrics": ("TRAINING", "alert_intervals", "distinct", "failures_in", "success_of", "times"),
     ".recipe.load": ("bundled",),
     ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),

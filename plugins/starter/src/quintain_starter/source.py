@@ -27,6 +27,7 @@ from quintain.training import (
     Screen,
     lock_owner,
     opened_environments,
+    run_stoppable,
     save_model,
     storing,
     take_lock,
@@ -84,7 +85,7 @@ class DefaultModel(WarmStart, ModelSource):
             UsageError: an environment has no demonstrations, or none that fits the context.
             StorageError: the cache cannot be written.
         """
-        return asyncio.run(self._train_once(request, again))
+        return run_stoppable(self._train_once(request, again))
 
     async def _train_once(self, request: ModelRequest, again: bool) -> Path:
         async with opened_environments(request.specs, request.services) as (environments, services):
