@@ -121,6 +121,10 @@ def test_other_reasons_are_not_called_damage(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "model", "llama")
     with pytest.raises(UsageError, match="does not have the attention.*leave attn out"):
         load_model(folder, attn="flash_attention_2")
+    edited(folder, "config.json", num_attention_heads=3)
+    with pytest.raises(UsageError, match="damaged.*attention heads"):
+        load_model(folder)
+    edited(folder, "config.json", num_attention_heads=4)
     (folder / "model.safetensors").unlink()
     torch.save({"weights": Opens(tmp_path / "ran")}, folder / "pytorch_model.bin")
     with pytest.raises(UsageError, match=r"pickle of more than tensors.*name a folder with model.safetensors$"):

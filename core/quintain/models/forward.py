@@ -113,8 +113,7 @@ class Forward:
             assert self.decoder is not None
             return _shared_hidden(self.decoder, PrefixLayout.of(prefix_groups, self.decoder.device), self.checkpointing)
         rows = [row for group in prefix_groups for row in group]
-        longest = max(len(row.ids) for row in rows)
-        if self._steady is not None and longest > self._steady:
+        if (longest := max(len(row.ids) for row in rows)) > (self._steady or longest):
             raise UsageError(
                 f"a sequence of {longest} tokens cannot train: past {self._steady} tokens the rotary embedding follows "
                 "the longest sequence of a batch; shorten prompts and replies"
@@ -155,9 +154,8 @@ class Forward:
         plain = [plain_log_probs(self.module, ids)[:-1] for ids in texts]
         targets = [torch.tensor(ids[1:], device=plain[0].device) for ids in texts]
         plain_N = torch.cat([p.gather(1, t[:, None])[:, 0] for p, t in zip(plain, targets, strict=True)])
-        reason = ""
         try:
-            logp_N = self.statistics([prefix_group[:1], prefix_group[1:]]).logp
+            reason, logp_N = "", self.statistics([prefix_group[:1], prefix_group[1:]]).logp
             agrees = agree(logp_N, plain_N, self.head_weight.dtype)
         except (RuntimeError, AttributeError) as error:  # shapes of an unknown head or body
             agrees, reason = False, f": {error}"

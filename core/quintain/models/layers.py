@@ -276,8 +276,7 @@ def cache_shape(config: Any) -> tuple[int, int, int]:
 def steady_length(config: Any) -> int | None:
     """Longest sequence whose rotary frequencies are its own, by a text model's *config*; ``None`` without a limit.
 
-    Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``, ``dynamic``), so that a
-    sequence would get other log-probs beside a longer one, and while it grows past the limit in a cache.
+    Beyond it, the frequencies of all rows of a batch follow its longest row (``longrope``, ``dynamic``).
     """
     rope = getattr(config, "rope_parameters", None) or {}
     kinds = [rope] if "rope_type" in rope else [kind for kind in rope.values() if kind]  # one per kind of layer

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -24,16 +26,13 @@ _WEIGHT_FILES = ("*.safetensors", "*.bin")
 _NO_LIMIT = 1_000_000
 
 _CAUSES = {
-    "custom code": "it needs Python code of its own, which Quintain never runs; name a model that transformers itself "
-    "has (docs/models.md)",
-    "weights only": "its weights are a pickle of more than tensors, which is not opened; name a folder with "
-    "model.safetensors",
-    "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers, "
-    "or name another model",
-    "unrecognized configuration": "its architecture is not a causal language model; name another (docs/models.md)",
-    "attention": "it does not have the attention implementation asked for; leave attn out",
+    "custom code": "it needs Python code of its own, which Quintain never runs; see docs/models.md",
+    "weights only": "its weights are a pickle of more than tensors, not opened; name a folder with model.safetensors",
+    "not recognize this architecture": "the installed transformers does not have its model_type; upgrade transformers",
+    "unrecognized configuration": "its architecture is not a causal language model; see docs/models.md",
+    "attention implementation|flashattention": "it does not have the attention asked for; leave attn out",
 }
-"""Words of the library's errors, and what they mean here."""
+"""Words of the library's errors, as patterns, and what they mean here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,10 +139,7 @@ def as_device(name: str) -> torch.device:
 
 
 def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
-    """Return the longest sequence that *module* supports, by its config, else its tokenizer, else 2,048 tokens.
-
-    Where rotary frequencies depend on the length (Phi-3 and Phi-4-mini of 128k tokens), it is the `steady_length`.
-    """
+    """Return the longest sequence of *module*: its `steady_length`, else by config, tokenizer, or 2,048 tokens."""
     config = module.config
     if steady := steady_length(config.get_text_config()):
         return steady
@@ -208,9 +204,9 @@ def _from_pretrained(kind: Any, path: str, **options: Any) -> Any:
     except (MemoryError, UsageError):
         raise
     except Exception as error:  # torch, safetensors and tokenizers each raise their own; tokenizers plain `Exception`
-        if cause := next((text for words, text in _CAUSES.items() if words in str(error).lower()), ""):
+        if cause := next((text for words, text in _CAUSES.items() if re.search(words, str(error).lower())), ""):
             raise UsageError(f"cannot load model {path!r}: {cause}") from error
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        reason = shorten(str(error), 240, placeholder=" ...") or type(error).__name__
         where = (
             "the folder is damaged or of an unknown kind; save or download the model again, or name another folder"
             if os.path.exists(path)

@@ -24,10 +24,8 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         from peft import LoraConfig, get_peft_model
     except ImportError as missing:
         raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
-    # The router of Llama 4 is a linear map by its class, but returns a pair, which an adapter cannot.
-    others = [
-        name for name, part in module.named_modules() if isinstance(part, nn.Linear) and type(part) is not nn.Linear
-    ]
+    linear = [(name, type(part)) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
+    others = [name for name, kind in linear if kind is not nn.Linear]  # Llama 4's router, which returns a pair
     defaults = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.0}
     fields = {**defaults, "exclude_modules": others or None, **settings}
     if fields["lora_dropout"]:
