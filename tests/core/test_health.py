@@ -52,6 +52,16 @@ def evaluation(*groups: Group[Task, None], environment: str = "a") -> Evaluation
     )
 
 
+def test_the_end_of_a_game_is_not_a_truncated_answer() -> None:
+    """A limit on turns is counted apart from the limits on tokens and context, in training and evaluation."""
+    ends = [Termination(TerminationKind.TRUNCATED, reason) for reason in ("turns", "turns", "tokens", "context")]
+    rollouts = [rollout(0.0, 4, termination=end) for end in ends]
+    m = step_metrics([group(rollout(1.0, 4), *rollouts)], seconds={})
+    assert (m["truncated"], m["truncated.turns"], m["termination.truncated"]) == (2 / 5, 2 / 5, 4)
+    held = held_out([evaluation(group(*rollouts[:2]))], [1.0])
+    assert (held["truncated"], held["truncated.turns"]) == (0, 1)
+
+
 def test_rewards_lengths_and_terminations() -> None:
     cut = Termination(TerminationKind.TRUNCATED, "tokens")
     groups = [

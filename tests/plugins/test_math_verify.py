@@ -87,6 +87,29 @@ def test_a_time_out_is_the_answers_fault_only_if_the_control_passes() -> None:
         asyncio.run(math_equal.ascore(task, workers=Busy(True, True)))
 
 
+def test_no_control_runs_where_another_answer_got_an_outcome_meanwhile() -> None:
+    """The machine is not too busy then, so the answer without an outcome costs no second call."""
+
+    class Counted(WorkerPool):
+        calls = 0
+
+        async def call(self, *args: Any, **options: Any) -> Any:
+            self.calls += 1
+            return await super().call(*args, **options)
+
+    async def run() -> tuple[list[float], int]:
+        async with Counted(size=2) as workers:
+            warm = (math_equal.ascore(asked("1", "1"), workers=workers) for _ in range(4))
+            await asyncio.gather(*warm)
+            workers.calls = 0
+            texts = (HANGS, "\\boxed{1}")
+            hang = math_equal(timeout=4.0)
+            scores = await asyncio.gather(*(hang.ascore(asked("1", text), workers=workers) for text in texts))
+            return [s.total for s in scores], workers.calls
+
+    assert asyncio.run(run()) == ([0, 1], 2)
+
+
 def test_a_hanging_answer_is_killed_and_the_next_is_judged() -> None:
     async def run() -> list[tuple[float, str]]:
         async with WorkerPool(size=1) as workers:

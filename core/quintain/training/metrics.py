@@ -163,12 +163,17 @@ def _logps(transcript: Transcript) -> list[float]:
 
 
 def terminations(everything: Sequence[AnyRollout]) -> Metrics:
-    """Counts ``termination.<kind>``; ``truncated`` is a share of the valid rollouts, ``failed`` of all."""
+    """Counts ``termination.<kind>``; ``failed`` is a share of all rollouts, ``truncated`` (by tokens or context) and
+    ``truncated.turns`` are shares of the valid ones: a game that used all its turns is not cut off.
+    """
     kinds = Counter(r.termination.kind for r in everything)
     out: Metrics = {f"termination.{kind.value}": count for kind, count in sorted(kinds.items())}
     valid = sum(r.valid for r in everything)
     if valid:
-        out["truncated"] = kinds[TerminationKind.TRUNCATED] / valid
+        limits = Counter(r.termination.reason for r in everything if r.termination.kind is TerminationKind.TRUNCATED)
+        out["truncated"] = (limits.total() - limits["turns"]) / valid
+        if limits["turns"] or any(len(r.turns) > 1 for r in everything):
+            out["truncated.turns"] = limits["turns"] / valid
     if everything:
         out["failed"] = 1 - valid / len(everything)
         out["retried"] = sum(r.termination.attempts > 1 for r in everything) / len(everything)
@@ -203,7 +208,7 @@ def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics
         out["reward"] = math.fsum(w * r.reward.value for w, r in zip(share, results, strict=True) if r.reward)
     if valid := [r for r in rollouts if r.valid]:
         out["length.mean"] = lengths(valid)["length.mean"]
-    out |= {k: v for k, v in terminations(rollouts).items() if k in ("truncated", "failed")}
+    out |= {k: v for k, v in terminations(rollouts).items() if k in ("truncated", "truncated.turns", "failed")}
     if len(results) > 1:
         for name, part in zip(distinct(r.environment for r in results), parts, strict=True):
             out |= {f"{name}.{k}": v for k, v in _estimate(part).items()}

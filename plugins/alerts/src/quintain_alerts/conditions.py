@@ -63,8 +63,8 @@ MISMATCH = Thresholds(0.05, 0.03)
 """Mean \\|log prox - log mu\\| in nats. Correct pairs of engine and trainer stay within 1 to 2 % (the limit of NeMo-RL
 for its mean of exp\\|difference\\|); a wrong temperature or template gives 0.1 and more."""
 TRUNCATED = Thresholds(0.25, 0.15)
-"""Share of truncated answers, which score like wrong ones (TRL #6263: a limit of 256 tokens truncated 50 to 80 % of the
-GSM8K answers)."""
+"""Share of answers that a limit on tokens truncated, which score like wrong ones (TRL #6263: a limit of 256 tokens
+truncated 50 to 80 % of the GSM8K answers)."""
 FAILURES = Thresholds(0.1, 0.05)
 """Share of rollouts that failed for reasons other than the policy: they cost compute and are excluded."""
 
@@ -277,8 +277,8 @@ ALERTS = (
     Alert(
         name="truncated",
         level=_of_mean("truncated", TRUNCATED),
-        meaning="many answers are truncated by a limit and score like wrong ones",
-        remedy="Raise sampling.max_tokens or the environment's limits, or shorten answers (soft overlong punishment).",
+        meaning="many answers are truncated by a limit on tokens and score like wrong ones",
+        remedy="Raise sampling.max_tokens or the environment's limits.tokens, or shorten answers (overlong punishment).",
         shows=("truncated", "length.mean", "length.max"),
     ),
     Alert(
