@@ -278,7 +278,7 @@ ALERTS = (
         name="truncated",
         level=_of_mean("truncated", TRUNCATED),
         meaning="many answers are truncated by a limit on tokens and score like wrong ones",
-        remedy="Raise sampling.max_tokens or the environment's limits.tokens, or shorten answers (overlong punishment).",
+        remedy="Raise sampling.max_tokens or the environment's limits.tokens, or shorten answers (overlong penalty).",
         shows=("truncated", "length.mean", "length.max"),
     ),
     Alert(
