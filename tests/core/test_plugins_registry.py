@@ -140,6 +140,14 @@ def test_explicit_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert before == sys.path
 
 
+@pytest.mark.parametrize("name", ["arithmetic", "quintain-env-math/arithmetic", "others/arithmetic"])
+def test_a_name_of_a_known_plugin_that_is_not_installed(name: str) -> None:
+    """The pip line of a known plugin is in the error, also for its qualified names, but not for those of others."""
+    with pytest.raises(UnknownNameError) as e:
+        Registry([component("only")]).find("environment", name)
+    assert ("pip install quintain-env-math" in str(e.value)) == (not name.startswith("others"))
+
+
 def test_isolated() -> None:
     """Inside the block only what was given is installed; afterwards everything is back."""
     outside = current()
