@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quintain.interfaces.algorithm import KL
 from quintain.interfaces.pieces import advantage, objective, optimizer_step
-from quintain.learning import ALGORITHMS, Batch, Learner, LossInputs
+from quintain.learning import ALGORITHMS, Batch, FlatTokens, Learner, LossInputs
 from quintain.learning.meter import Meter, advantage_metrics, sampler_metrics, staleness
 from quintain.learning.optimizer_step import OptimizerStep
 from quintain.learning.pieces.advantages import Step
@@ -186,7 +186,10 @@ def test_staleness_counts_synced_versions() -> None:
     batch = Batch(samples=(replace(plain, sequences=(replace(row, versions=versions),)),))
     ages = [5 - v for v in versions if v >= 0]
 
-    assert staleness(batch, 5) == {"staleness.mean": pytest.approx(np.mean(ages)), "staleness.max": max(ages)}
+    assert staleness(FlatTokens(batch=batch).versions, 5) == {
+        "staleness.mean": pytest.approx(np.mean(ages)),
+        "staleness.max": max(ages),
+    }
     assert max(ages) == 2
 
 

@@ -1,5 +1,6 @@
 """Learning: the pieces of the algorithms, the table of algorithms, and the learner that runs them. Needs torch."""
 
+from ..models.sampler_check import SamplerMismatch
 from ..types.rollout import SUCCESS, reaches
 from ..types.transcript import TrainingSequence
 from .algorithms import ALGORITHMS
@@ -22,6 +23,7 @@ __all__ = [
     "MicroBatch",
     "OptimizerStep",
     "Sample",
+    "SamplerMismatch",
     "Step",
     "TrainingSequence",
     "advantages",

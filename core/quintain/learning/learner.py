@@ -8,7 +8,8 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import torch
@@ -19,6 +20,7 @@ from ..interfaces.algorithm import Algorithm
 from ..interfaces.learner import overlong
 from ..models.forward import Forward, Layout
 from ..models.load import trainable
+from ..models.sampler_check import SamplerMismatch, differences
 from ..types.rollout import Group
 from ..types.transcript import TrainingSequence
 from .batch import Batch, Sample, batch_of
@@ -86,6 +88,8 @@ class Learner:
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
         layout: see `quintain.models.forward`.
         reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
+        max_mismatch: no update is made if the log-probs of a sample differ by more between mu and prox, in nats (see
+            `typical_difference`); ``None`` compares nothing.
     """
 
     def __init__(
@@ -107,10 +111,11 @@ class Learner:
         lora: Mapping[str, Any] | None = None,
         layout: Layout | Literal["auto"] = "auto",
         reference: nn.Module | None = None,
+        max_mismatch: float | None = None,
     ) -> None:
         if precision != "float32" and precision not in HALF:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
-        self.algorithm = algorithm
+        self.algorithm, self.max_mismatch = algorithm, max_mismatch
         self.version = 0
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
@@ -191,6 +196,7 @@ class Learner:
         Raises:
             UsageError: the batch holds no token that trains, or its advantages have to be awaited.
             RunError: the gradient is not finite; neither weights nor optimizer were touched by that update.
+            SamplerMismatch: the sampler's log-probs differ from prox by more than `max_mismatch`; nothing was updated.
         """
         algorithm = self._algorithm
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
@@ -216,7 +222,7 @@ class Learner:
         metrics |= {under("advantage", name): value for name, value in advantages.metrics.items()}
         metrics |= advantage_metrics(advantage_N, flat_tokens.sample, len(batch.samples))
         metrics |= sampler_metrics(policies.prox_logp, policies.mu_logp, flat_tokens.sample)
-        metrics |= staleness(batch, self.version)
+        metrics |= staleness(flat_tokens.versions, self.version)
         self.version += 1
         return meter.summary(lr=self._optimizer.param_groups[0]["lr"], seconds=time.perf_counter() - began) | metrics
 
@@ -383,6 +389,9 @@ class Learner:
             first=not meter.updates,
         )
         optimization = self._problem(flat_tokens, active, loss)
+        if loss.first and self.max_mismatch is not None:
+            check = partial(self._check_sampler, prepared, meter, self.max_mismatch)
+            optimization = replace(optimization, evaluated=check)
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)
             return
@@ -407,6 +416,19 @@ class Learner:
             for indices in flat_tokens.batch.groups:
                 moves[list(indices)] = moves[list(indices)].any()
         return [i for i in part if moves[i]]
+
+    def _check_sampler(self, prepared: Prepared, meter: Meter, limit: float) -> None:
+        """Compare mu with prox before the first update, over the tokens that the present weights sampled."""
+        flat_tokens, policies = prepared.flat_tokens, prepared.policies
+        fresh = flat_tokens.versions == self.version
+        by_sample = differences(policies.prox_logp, policies.mu_logp, flat_tokens.sample, fresh)
+        largest, worst = max(((difference, i) for i, difference in by_sample.items()), default=(0.0, 0))
+        if by_sample:
+            meter.add(**{"mismatch.sample": torch.tensor(largest)})
+        if largest > limit:
+            prox_logp = policies.prox_logp[flat_tokens.of([worst])].tolist()
+            sequences = prepared.step.batch.samples[worst].sequences
+            raise SamplerMismatch("engine or learner", largest, limit, sequences, prox_logp)
 
     def _problem(
         self, flat_tokens: FlatTokens, samples: Sequence[int], evaluate: Callable[[MicroBatch, bool], Tensor]

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from .batch import Batch
 from .loss_inputs import LossInputs
 from .pieces.objectives import kl_estimate
 
@@ -176,10 +175,9 @@ def advantage_metrics(advantage: Tensor, sample: Tensor, samples: int) -> dict[s
     }
 
 
-def staleness(batch: Batch, version: int) -> dict[str, float]:
+def staleness(versions: Tensor, version: int) -> dict[str, float]:
     """``staleness.mean`` and ``.max`` over the tokens that train: by how many versions the learner, at *version*, is
     ahead of the weights that sampled the token.
     """
-    sequences = [sequence for sample in batch.samples for sequence in sample.sequences]
-    lags = [version - v for s in sequences for v, trains in zip(s.versions, s.mask, strict=True) if trains]
-    return {"staleness.mean": math.fsum(lags) / len(lags), "staleness.max": float(max(lags))}
+    lags = (version - versions).double()
+    return {"staleness.mean": float(lags.mean()), "staleness.max": float(lags.max())}

@@ -24,12 +24,17 @@ class FlatTokens:
     @cached_property
     def mu_logp(self) -> Tensor:
         """Log-probs under the sampler, float64."""
-        return torch.tensor([logp for _, logp in self._trained], dtype=torch.float64)
+        return torch.tensor([logp for _, logp, _ in self._trained], dtype=torch.float64)
 
     @cached_property
     def ids(self) -> Tensor:
         """The tokens themselves."""
-        return torch.tensor([token for token, _ in self._trained], dtype=torch.long)
+        return torch.tensor([token for token, _, _ in self._trained], dtype=torch.long)
+
+    @cached_property
+    def versions(self) -> Tensor:
+        """The version of the weights that sampled each token."""
+        return torch.tensor([version for _, _, version in self._trained], dtype=torch.long)
 
     @cached_property
     def sample(self) -> Tensor:
@@ -48,13 +53,15 @@ class FlatTokens:
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 
     @cached_property
-    def _trained(self) -> list[tuple[int, float]]:
-        """Id and log-prob under the sampler."""
+    def _trained(self) -> list[tuple[int, float, int]]:
+        """Id, log-prob under the sampler, and version of its weights."""
         sequences = (sequence for sample in self.batch.samples for sequence in sample.sequences)
         return [
-            (token, logp)
+            (token, logp, version)
             for sequence in sequences
-            for token, logp, trains in zip(sequence.ids, sequence.logps, sequence.mask, strict=True)
+            for token, logp, version, trains in zip(
+                sequence.ids, sequence.logps, sequence.versions, sequence.mask, strict=True
+            )
             if trains
         ]
 

@@ -29,6 +29,7 @@ class OptimizerStep:
         evaluate: part of the loss of one micro-batch, with gradient; it records metrics if the second argument is true,
             as it must be exactly once per micro-batch, before the parameters change.
         token_budget: tokens of a micro-batch.
+        evaluated: called when `backward` has evaluated all parts.
     """
 
     module: nn.Module
@@ -37,6 +38,7 @@ class OptimizerStep:
     parts: Sequence[MicroBatch]
     evaluate: Callable[[MicroBatch, bool], Tensor]
     token_budget: int
+    evaluated: Callable[[], None] = lambda: None
 
     def backward(self, scale: Callable[[Tensor], Tensor] = lambda loss: loss) -> float:
         """Compute the loss, and its gradient in each parameter's ``grad``, unclipped. Call it once, first."""
@@ -47,6 +49,7 @@ class OptimizerStep:
             part = self.evaluate(micro, True)
             scale(part).backward()
             total += part.detach()
+        self.evaluated()
         for parameter in self.parameters:
             if parameter.grad is None:  # no term depends on it; momentum still moves it
                 parameter.grad = torch.zeros_like(parameter)

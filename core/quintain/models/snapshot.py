@@ -66,15 +66,25 @@ class Snapshot:
         Raises:
             InfrastructureError: a tensor is missing or has another shape; nothing was copied.
         """
-        if self.source is not None:
-            tensors = dict(merged_tensors(self.source))
-        else:
-            tensors = dict(weights.tensors() if weights else {})
+        tensors = self._published(weights)
         own = dict(named_tensors(self.module))
         _check(own, tensors)
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(tensors[name])
+
+    def outdated(self, weights: Weights | None) -> str:
+        """The first tensor that `refresh` would change, with the class of its layer; empty if there is none."""
+        tensors = self._published(weights)
+        for name, tensor in named_tensors(self.module):
+            if not torch.equal(tensor, tensors[name].to(tensor)):
+                return f"{name} of {type(self.module.get_submodule(name.rpartition('.')[0])).__name__}"
+        return ""
+
+    def _published(self, weights: Weights | None) -> dict[str, Tensor]:
+        if self.source is not None:
+            return dict(merged_tensors(self.source))
+        return dict(weights.tensors() if weights else {})
 
 
 def _check(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:

@@ -80,7 +80,7 @@ async def train_step(run: Run) -> bool:
                 scored = run.learner.prepare(batch)  # log-probs under prox (the learner now) and ref, both frozen
                 advantages = await run.learner.compute_advantages(scored)  # reward less a baseline, per sample or token
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum, backward.
-                update_metrics = run.learner.step(scored, advantages=advantages)
+                update_metrics = await run.update(scored, advantages, collected.accepted)
         with clock("sync"):
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
         run.complete(step, collected.tried)

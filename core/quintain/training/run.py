@@ -13,6 +13,7 @@ from ..errors import Interrupted
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
+from ..models.sampler_check import SamplerMismatch
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
 from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
@@ -21,6 +22,7 @@ from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, Ste
 from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
+from .sampler_check import explained, max_mismatch, rescored
 from .screen import Screen
 from .weight_sync import WeightSync
 
@@ -196,6 +198,17 @@ class Run:
         return evaluation
 
     # ---------------------------------------------------------------- a step
+    async def update(self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]) -> dict[str, float]:
+        """`PolicyLearner.step`, with the check of `sampler_check`, which may raise a `SamplerMismatch`."""
+        temperature, limit = self.recipe.sampling.temperature, max_mismatch(self.recipe)
+        try:
+            metrics = self.learner.step(scored, advantages=advantages)
+        except SamplerMismatch as error:
+            raise await explained(error, self.learner, self.engine, temperature) from None
+        if limit is not None and "mismatch.sample" not in metrics:
+            metrics |= await rescored(self.engine, groups, temperature, limit)
+        return metrics
+
     def report(self, step: int, collected: Collected) -> None:
         """Count the failed rollouts of a step; report missing groups and notices of the curriculum."""
         failed = [r.termination for g in collected.tried for r in g.rollouts if not r.valid]

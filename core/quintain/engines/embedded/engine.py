@@ -51,6 +51,7 @@ class EmbeddedEngine(TokenEngine):
     """Decodes in this process; trainable.
 
     Attributes:
+        path, snapshot: the classes that decode; its copy of the weights, ``None`` where it decodes the learner's own.
         stalls: how often a reproducible engine's patience ended and it stepped without some live episode.
 
     ``logps`` are the log-softmax at the sampling temperature before any truncation; for temperature 0 (greedy) those of
@@ -103,11 +104,12 @@ class EmbeddedEngine(TokenEngine):
         self._reproducible, self._patience = reproducible, patience
 
     def _open(self, module: Any, tokenizer: ChatTokenizer, snapshot: Snapshot | None) -> None:
-        self._module, self.tokenizer, self._snapshot = module, tokenizer, snapshot
+        self._module, self.tokenizer, self.snapshot = module, tokenizer, snapshot
         supported = context_of(module)
         self.context = min(self._longest or supported, supported)
         self.version = self.stalls = 0
         self._forward: DecodingForward = choose_forward(module, self.context)
+        self.path = f"{type(self._forward).__name__} over {type(module).__name__}"
         self._queue: list[Request] = []
         self._scores: list[ScoreRequest] = []
         self._matchers: dict[tuple[str, ...], StopStrings] = {}
@@ -158,7 +160,7 @@ class EmbeddedEngine(TokenEngine):
     @property
     def shares(self) -> bool:
         """Whether it decodes the learner's own tensors."""
-        return self._snapshot is None
+        return self.snapshot is None
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task frees the slot.
@@ -208,8 +210,8 @@ class EmbeddedEngine(TokenEngine):
         while not self._round_over.is_set():
             await self._round_over.wait()
         with torch.inference_mode():
-            if self._snapshot is not None:
-                self._snapshot.refresh(weights)
+            if self.snapshot is not None:
+                self.snapshot.refresh(weights)
             self.version = weights.version
             self._slots.forget()
             self._recompute()

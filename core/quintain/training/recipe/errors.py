@@ -81,7 +81,8 @@ def _message(e: ErrorDetails, model: type[BaseModel]) -> str:
     if loc == ("environments",) and kind in ("missing", "too_short"):
         return _NO_ENVIRONMENT
     if kind == "missing":
-        return f"{_section(loc[:-1], model)} has no {loc[-1]!r}; add it"
+        missing = f"value {loc[-1] + 1}" if isinstance(loc[-1], int) else repr(loc[-1])
+        return f"{_section(loc[:-1], model)} has no {missing}; add it"
     context = e.get("ctx", {})
     name = _dotted(loc)
     if kind == "value_error":

@@ -34,6 +34,7 @@ from .load import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
 Args = dict[str, Any]
+_Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 def _count_or(*words: str, least: int = 1, most: int = 10_000_000) -> PlainValidator:
@@ -45,6 +46,15 @@ def _count_or(*words: str, least: int = 1, most: int = 10_000_000) -> PlainValid
         raise ValueError(f"expected a whole number from {least} to {most:,}, or {' or '.join(map(repr, words))}")
 
     return PlainValidator(check)
+
+
+def _above_zero_or_none(value: Any) -> Any:
+    if value != "none" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
+        raise ValueError("expected a number above 0, or 'none'")
+    return value if value == "none" else float(value)
+
+
+_AboveZero = Annotated[float | Literal["none"] | None, PlainValidator(_above_zero_or_none)]
 
 
 # Code wants None for "all", which TOML cannot write.
@@ -70,12 +80,16 @@ class _Table(BaseModel):
 
 
 class RunTable(_Table):
-    """``[run]``. An empty *name* is derived from the first environment. *folder* is the parent of the run folders."""
+    """``[run]``. An empty *name* is derived from the first environment. *folder* is the parent of the run folders.
+
+    *max_mismatch* is the limit of ``mismatch.sample`` in nats (default: what the precision explains) or ``"none"``.
+    """
 
     name: Annotated[str, AfterValidator(_run_name)] = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=100, ge=1)
     folder: Annotated[Name, AfterValidator(_folder)] = "runs"
+    max_mismatch: _AboveZero = None
 
 
 # peft wants this one word as text, and all other names as a list.
@@ -139,22 +153,13 @@ class AlgorithmTable(ComponentTable):
     use: Name = "dr_grpo"
 
 
-def _seconds_or_none(value: Any) -> Any:
-    if value != "none" and not (isinstance(value, (int, float)) and 0 < value < math.inf):
-        raise ValueError("expected a number of seconds above 0, or 'none'")
-    return value if value == "none" else float(value)
-
-
-_Seconds = Annotated[float | Literal["none"] | None, PlainValidator(_seconds_or_none)]
-
-
 class LimitsTable(_Table):
     """``[environments.limits]``: by default the environment's; ``"none"`` removes a limit."""
 
     turns: Annotated[int | Literal["none"] | None, _count_or("none")] = None
     tokens: Annotated[int | Literal["none"] | None, _count_or("none")] = None
-    seconds: _Seconds = None
-    reward_seconds: _Seconds = None
+    seconds: _AboveZero = None
+    reward_seconds: _AboveZero = None
 
     def over(self, limits: Limits) -> Limits:
         """*limits*, overridden by this table."""
@@ -236,18 +241,12 @@ class LearnerTable(_Table):
     lr: float = Field(default=1e-6, gt=0)
     warmup_steps: int = Field(default=0, ge=0)
     weight_decay: float = Field(default=0.0, ge=0)
-    betas: Annotated[tuple[float, ...], Field(strict=False)] = (0.9, 0.999)
+    betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, gt=0)
     precision: Literal["float32", "bf16", "fp16"] = "float32"
     float32_head: bool = False
     token_budget: int | None = Field(default=None, ge=1)
     checkpoint_activations: bool = False
-
-    @model_validator(mode="after")
-    def _betas(self) -> LearnerTable:
-        if len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"betas are {list(self.betas)}; expected two numbers of at least 0 and less than 1")
-        return self
 
 
 class FinalTable(_Table):

@@ -1,0 +1,67 @@
+"""Whether the sampler and the learner give the same tokens the same log-probs under the same weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import RunError
+from ..types.transcript import TrainingSequence
+from .probe import plain_log_probs
+
+
+class SamplerMismatch(RunError):
+    """Under the same weights, log-probs of sampler and learner differ by more than rounding explains.
+
+    Attributes:
+        difference, limit: of the sample that differs most, in nats; and what rounding explains.
+        sequences: its sequences.
+        prox_logp: log-probs of their trained tokens under the learner, one after the other.
+    """
+
+    def __init__(
+        self,
+        fault: str,
+        difference: float,
+        limit: float,
+        sequences: Sequence[TrainingSequence],
+        prox_logp: Sequence[float] = (),
+    ) -> None:
+        super().__init__(
+            f"with the same weights, engine and learner give the tokens of a sample log-probs that differ by "
+            f"{difference:.2g} nats, and rounding explains {limit:g}. At fault: {fault}. Nothing of this step is "
+            'saved. Please report the architecture; run.max_mismatch = "none" trains nonetheless'
+        )
+        self.difference, self.limit, self.sequences, self.prox_logp = difference, limit, sequences, prox_logp
+
+
+def typical_difference(a_logp: Tensor | Sequence[float], b_logp: Tensor | Sequence[float]) -> float:
+    """The median of \\|a - b\\| over n tokens, n from 1, divided by 1 + 8 / n to discount medians of few tokens.
+
+    A median, since half precision may route single tokens to other experts, and is far off there.
+    """
+    gaps = (torch.as_tensor(a_logp, dtype=torch.float64) - torch.as_tensor(b_logp, dtype=torch.float64)).abs()
+    return float(gaps.median()) / (1 + 8 / gaps.numel())
+
+
+def differences(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor, fresh: Tensor) -> dict[int, float]:
+    """`typical_difference` of each sample, by its index, over the tokens scored under prox (not NaN) that are *fresh*.
+
+    Args:
+        prox_logp, mu_logp: [N].
+        sample: which sample each token belongs to, ascending, [N].
+        fresh: whether prox has the weights that sampled the token, [N].
+    """
+    compared = fresh & ~prox_logp.isnan().cpu()
+    names, counts = sample[compared].unique_consecutive(return_counts=True)
+    prox_by_sample, mu_by_sample = (logp.cpu()[compared].split(counts.tolist()) for logp in (prox_logp, mu_logp))
+    return dict(zip(names.tolist(), map(typical_difference, prox_by_sample, mu_by_sample), strict=True))
+
+
+@torch.no_grad()
+def own_logps(module: nn.Module, sequence: TrainingSequence, temperature: float) -> list[float]:
+    """Log-probs of the tokens of *sequence* that train, from *module*'s own forward."""
+    logp_TV = (plain_log_probs(module, sequence.ids) / temperature).log_softmax(-1)
+    return [float(logp_TV[at - 1, sequence.ids[at]]) for at, trains in enumerate(sequence.mask) if trains]
