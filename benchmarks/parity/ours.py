@@ -17,7 +17,7 @@ from quintain.interfaces.pieces import Piece
 from quintain.learning import Batch, Learner, Sample
 from quintain.learning.optimizer_step import OptimizerStep
 from quintain.registry.binding import bind
-from quintain.registry.lookup import load
+from quintain.registry.lookup import current
 from quintain.types.transcript import TrainingSequence
 
 from .cases import LONGEST, TEMPERATURE, Case, Reply, pairs, replies
@@ -73,7 +73,7 @@ def model(folder: Path, state: State, dtype: torch.dtype) -> Any:
 
 def algorithm_of(case: Case) -> Algorithm:
     """The algorithm, with every value that the case sets."""
-    algorithm: Algorithm = bind(load("algorithm", case.algorithm), case.changes)
+    algorithm: Algorithm = bind(current().load("algorithm", case.algorithm), case.changes)
     return algorithm
 
 

@@ -15,7 +15,7 @@ from quintain.evaluation.controls import ControlEngine
 from quintain.evaluation.evaluation import tasks_of
 from quintain.interfaces.environment import yielded
 from quintain.registry.binding import bind
-from quintain.registry.lookup import load
+from quintain.registry.lookup import current
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_episode
 from quintain.testing import rollout
 from quintain.tracebacks import place_of, said_by
@@ -77,7 +77,7 @@ def line(text: str) -> int:
 def mistaken(tmp_path_factory: pytest.TempPathFactory) -> type[Environment[Any, Any]]:
     path = tmp_path_factory.mktemp("own") / "mistakes.py"
     path.write_text(MISTAKES)
-    found: type[Environment[Any, Any]] = load("environment", f"{path}:Mistaken")
+    found: type[Environment[Any, Any]] = current().load("environment", f"{path}:Mistaken")
     return found
 
 

@@ -146,9 +146,9 @@ def test_its_hooks_load_apart(env: dict[str, str]) -> None:
 def test_its_environment_is_bound_with_its_service(env: dict[str, str]) -> None:
     """Found by name, configured from plain data, given its service."""
     program = (
-        "from quintain.registry.lookup import load; from quintain.registry.binding import bind;"
-        "book = bind(load('service', 'log_book'), {'limit': 3});"
-        "e = bind(load('environment', 'echo'), {'words': ['a']}, {'book': book});"
+        "from quintain.registry.lookup import current; from quintain.registry.binding import bind;"
+        "book = bind(current().load('service', 'log_book'), {'limit': 3});"
+        "e = bind(current().load('environment', 'echo'), {'words': ['a']}, {'book': book});"
         "print(e.words, e.book.limit, [t.prompt for t in e.tasks('train')])"
     )
 

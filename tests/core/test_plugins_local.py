@@ -12,7 +12,7 @@ from quintain.errors import BindingError, PluginError, UnknownNameError, UsageEr
 from quintain.interfaces.pieces import KINDS
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.local import DECORATORS, components_in
-from quintain.registry.lookup import Registry, load
+from quintain.registry.lookup import Registry, current
 
 REVERSE = '''
 import quintain
@@ -94,7 +94,7 @@ def test_every_kind_of_piece_has_its_decorator_here() -> None:
 
 def said(kind: str, name: str, error: type[Exception] = UnknownNameError) -> str:
     with pytest.raises(error) as raised:
-        load(kind, name)
+        current().load(kind, name)
     return str(raised.value)
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_fails_says_where(folder: Path) -> None:
 
 def test_a_constant_is_no_argument(folder: Path) -> None:
     """A field lacks its annotation and nothing else: what to write is said whole."""
-    reverse = load("environment", "own_reverse.py:Harder")
+    reverse = current().load("environment", "own_reverse.py:Harder")
     with pytest.raises(BindingError) as raised:
         bind(reverse, {"letters": 5, "alphabet": "xy", "wrods": 2, "reward": "x", "tasks": 1}, who="environment 'r'")
     constant = "so it is a constant of the class; write"
@@ -265,4 +265,4 @@ def test_a_command_is_no_file(folder: Path, capsys: pytest.CaptureFixture[str]) 
 def test_an_installed_name_is_not_asked_of_files(folder: Path) -> None:
     """A file beside an installed component of its name hides nothing."""
     (folder / "arithmetic.py").write_text("raise SystemExit(1)\n")
-    assert load("environment", "arithmetic").__name__ == "Arithmetic"
+    assert current().load("environment", "arithmetic").__name__ == "Arithmetic"

@@ -10,7 +10,7 @@ import pytest
 from quintain.cli.listing import kind_of
 from quintain.errors import PluginError, UnknownNameError
 from quintain.registry.discovery import GROUPS, Component, discover
-from quintain.registry.lookup import Registry, current, isolated, load
+from quintain.registry.lookup import Registry, current, isolated
 from quintain.registry.pieces import find
 
 
@@ -136,7 +136,7 @@ def test_explicit_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     before = list(sys.path)
 
-    assert "Inner" == load("environment", "my_script_module:Thing.Inner").__name__
+    assert "Inner" == current().load("environment", "my_script_module:Thing.Inner").__name__
     assert before == sys.path
 
 
@@ -157,7 +157,7 @@ def test_isolated() -> None:
 
         assert {"only", "mine", "grpo"} <= names
         assert "arithmetic" not in names
-        assert min is load("reward", "mine")
+        assert min is current().load("reward", "mine")
     assert current() is outside
 
 
@@ -173,7 +173,7 @@ def test_a_known_plugin_that_is_not_installed() -> None:
     """The error for an algorithm of this repository names its distribution; that for a piece names those with more."""
     with isolated(keep=["quintain"]):
         with pytest.raises(UnknownNameError, match="'cispo' is in a plugin .*: pip install quintain-algorithms"):
-            load("algorithm", "cispo")
+            current().load("algorithm", "cispo")
         with pytest.raises(UnknownNameError, match="more come with: pip install quintain-algorithms"):
             find("objective", "no_such_objective")
 

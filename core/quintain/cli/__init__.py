@@ -63,10 +63,10 @@ class Commands(click.Group):
             command: click.Command = getattr(import_module(module), attribute)
             return command
         from ..registry.discovery import PLUGINS
-        from ..registry.lookup import load
+        from ..registry.lookup import current
 
         try:
-            loaded = load("command", name)
+            loaded = current().load("command", name)
         except UnknownNameError as e:
             if ("command", name) in PLUGINS:
                 raise  # the error names the distribution to install

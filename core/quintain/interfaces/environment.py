@@ -133,10 +133,8 @@ def yielded(
                 kind = type(item).__name__
                 raise EnvironmentFault(f"environment {name!r} yields a {kind} as a task: {item!r}; expected a Task")
             yield item
-    except (QuintainError, GeneratorExit):
-        raise
     except BaseException as e:
-        if not is_failure(e):
+        if isinstance(e, (QuintainError, GeneratorExit)) or not is_failure(e):
             raise
         if method == "tasks" and isinstance(e, NotImplementedError):
             raise NoTasksError(str(e) or f"environment {name!r} has no tasks: define tasks(self, split)") from e

@@ -209,11 +209,6 @@ def current() -> Registry:
     return _current
 
 
-def load(kind: str, name: str) -> Any:
-    """Load from the current registry; see `Registry.load`."""
-    return _current.load(kind, name)
-
-
 @contextmanager
 def isolated(*components: Component, keep: Iterable[str] = ()) -> Iterator[Registry]:
     """For tests: inside the block only *components* and those of the distributions in *keep* are installed."""

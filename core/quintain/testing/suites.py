@@ -21,7 +21,7 @@ from ..interfaces.environment import SPLITS, Demonstration, Environment
 from ..interfaces.reward import Reward, RewardContext, RewardFunction
 from ..interfaces.service import Service, Workers
 from ..registry.binding import bind
-from ..registry.lookup import current, load
+from ..registry.lookup import current
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..types.rollout import SCORE_TOLERANCE, Group, Rollout, Score, reaches
 from ..types.sampling import Sampling
@@ -59,7 +59,7 @@ class _Suite:
     def services(cls) -> Mapping[str, Service]:
         """Services by slot, for the environment's fields and its rewards; started once per class."""
         installed = current().matching("workers", "service")
-        return {"workers": load("service", "workers")()} if installed else {}
+        return {"workers": current().load("service", "workers")()} if installed else {}
 
     @classmethod
     def setup_class(cls) -> None:
@@ -110,7 +110,7 @@ class EnvironmentSuite(_Suite):
         environment = self.environment
         if isinstance(environment, Environment):
             return environment
-        environment = load("environment", environment) if isinstance(environment, str) else environment
+        environment = current().load("environment", environment) if isinstance(environment, str) else environment
         built: Environment[Any, Any] = bind(environment, self.args, self._started, who="the environment")
         return built
 
