@@ -70,9 +70,10 @@ tasks = 3
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
     monkeypatch.chdir(tmp_path)
     save_tiny(tmp_path / "model", context=256)
+    capsys.readouterr()
     (tmp_path / "judged.py").write_text(CODE)
     (tmp_path / "recipe.toml").write_text(RECIPE)
     return tmp_path
@@ -81,13 +82,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Arguments, services, reward, split and limits of the run are in the hints; the run's model trains further."""
     assert main(["train", "recipe.toml", "--name", "a run"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr()
+    assert "Writing" not in shown.err and "\r" not in shown.err  # progress bars of the libraries
+    lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
     chat, evaluate = (shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 2])
 
     assert main(evaluate) == 0, capsys.readouterr().err
-    shown = capsys.readouterr().out
-    assert "3 tasks x 8" in shown and "4.0 tokens per rollout" in shown
+    measured = capsys.readouterr().out
+    assert "3 tasks x 8" in measured and "4.0 tokens per rollout" in measured
     assert main([*chat, "--once", "hello"]) == 0
 
     assert main(["train", "recipe.toml", "--model", "a run", "--name", "next", "--arg", 'word="4"', "--quiet"]) == 0

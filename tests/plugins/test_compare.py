@@ -271,10 +271,11 @@ def test_a_comparison_from_end_to_end(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Four ordinary runs, a picture, a result for programs and one for people; a second call does nothing anew."""
-    status, out, _ = called(capsys, *small, "--json")
+    status, out, err = called(capsys, *small, "--json")
     told = json.loads(out)
 
     assert 0 == status and told["finished"]
+    assert "Writing" not in err and "\r" not in err  # progress bars of the libraries
     assert {"dr_grpo-seed0", "dr_grpo-seed1", "rloo-seed0", "rloo-seed1"} == {
         p.parent.name for p in place.glob("c/*/summary.json")
     }
