@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from quintain.errors import UsageError
 from quintain.interfaces.tools import ToolSpec
@@ -156,6 +157,18 @@ def test_architectures_without_sdpa_load(tmp_path: Path, name: str) -> None:
     byte_tokenizer().save_pretrained(tmp_path)
     loaded = load_model(tmp_path)
     assert loaded.module.config._attn_implementation == "eager"
+
+
+def test_a_tensor_without_weights_is_not_random(tmp_path: Path) -> None:
+    """Such as the output layer of a checkpoint that was saved without one."""
+    path = save_tiny(tmp_path, "llama") / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["lm_head.weight"]
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(
+        UsageError, match=r"no weights for 1 of the tensors of LlamaForCausalLM, first 'lm_head.weight'"
+    ):
+        load_model(tmp_path)
 
 
 def test_dropout_is_off_in_training_mode_too() -> None:

@@ -89,7 +89,13 @@ def load_model(
         _check_folder(Path(path))
     tokenizer = _from_pretrained(AutoTokenizer, path)
     kind = "auto" if dtype == "auto" else as_dtype(dtype)
-    module: Any = _from_pretrained(AutoModelForCausalLM, path, dtype=kind, attn_implementation=attn)
+    options = {"dtype": kind, "attn_implementation": attn, "output_loading_info": True}
+    module, report = _from_pretrained(AutoModelForCausalLM, path, **options)
+    if missing := sorted(report["missing_keys"]):
+        raise UsageError(
+            f"model {path!r} has no weights for {len(missing)} of the tensors of {type(module).__name__}, first "
+            f"{missing[0]!r}, which would be random; save or download it again, or name a causal language model"
+        )
     tokenizer = HFTokenizer(tokenizer, stop_ids=_generation_stops(module))
     embeddings = module.get_input_embeddings().weight.shape[0]
     if tokenizer.vocab_size > embeddings:
