@@ -108,8 +108,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
     Ctrl-C. With ``--json``, an error or interruption is also one JSON object on standard output.
     """
+    from ..training.threads import set_threads
     from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
 
+    set_threads()
     words = list(sys.argv[1:] if argv is None else argv)
     with Watchdog(warn, seconds_of("QUINTAIN_STALL_SECONDS", 30.0)):
         status = _run(words, "--json" in words)

@@ -110,7 +110,8 @@ def _last_branch(rollout: Rollout[Any, Any]) -> Branch:
     transcript = rollout.transcripts.get("")
     if transcript is None or not transcript.branches:
         return Branch()
-    return transcript.path(len(transcript.branches) - 1)
+    last = transcript.branches[-1]
+    return last if last.parent < 0 else transcript.path(len(transcript.branches) - 1)
 
 
 def _readable(text: str) -> str:
