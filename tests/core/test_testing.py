@@ -213,12 +213,12 @@ def test_isolated_plugins_hides_and_restores() -> None:
     before = registry.current()
     with isolated_plugins() as plugins:
         plugins.add("environment", "guess", Guess)
-        assert registry.load("environment", "guess") is Guess
-        assert registry.load("engine", "scripted") is ScriptedEngine
+        assert registry.current().load("environment", "guess") is Guess
+        assert registry.current().load("engine", "scripted") is ScriptedEngine
         assert {c.distribution for c in plugins.components()} == {"quintain", "local"}
     assert registry.current() is before
     with pytest.raises(UnknownNameError), isolated_plugins(keep=()):
-        registry.load("engine", "scripted")
+        registry.current().load("engine", "scripted")
 
 
 def test_fixtures_reach_every_pytest(quintain_run: Any, quintain_plugins: Any) -> None:
