@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -166,7 +167,8 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            message = f"{str(e) or 'stopped'}; continue with: {program()} train --resume {folder.shown}"
+            again = shlex.join(["train", "--resume", str(folder.shown)])
+            message = f"{str(e) or 'stopped'}; continue with: {program()} {again}"
             screen.note(message)
             raise click.Abort(message) from e
     if as_json:
