@@ -54,6 +54,8 @@ def steps(place: Path, **changes: Any) -> list[Record]:
         ({"model__dtype": "bfloat16"}, HALF),
         ({"learner__precision": "bf16"}, HALF),
         ({"model__dtype": "bfloat16", "learner__precision": "bf16"}, HALF),
+        ({"learner__precision": "fp16"}, HALF),
+        ({"sampling__temperature": 0.6}, EXACT),
         ({"model__lora": {"r": 4}}, EXACT),
         ({"algorithm__args": STALE}, EXACT),
         ({"algorithm__args": STALE, "model__dtype": "bfloat16"}, HALF),

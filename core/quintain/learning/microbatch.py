@@ -55,13 +55,11 @@ class FlatTokens:
     @cached_property
     def _trained(self) -> list[tuple[int, float, int]]:
         """Id, log-prob under the sampler, and version of its weights."""
-        sequences = (sequence for sample in self.batch.samples for sequence in sample.sequences)
         return [
             (token, logp, version)
-            for sequence in sequences
-            for token, logp, version, trains in zip(
-                sequence.ids, sequence.logps, sequence.versions, sequence.mask, strict=True
-            )
+            for sample in self.batch.samples
+            for s in sample.sequences
+            for token, logp, version, trains in zip(s.ids, s.logps, s.versions, s.mask, strict=True)
             if trains
         ]
 
