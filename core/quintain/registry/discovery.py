@@ -7,7 +7,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import distributions
 from typing import Literal
 
 CORE = "quintain"
@@ -89,7 +89,10 @@ def discover() -> Iterator[Component]:
     seen: set[str] = set()
     for dist in distributions():
         try:
-            name, version = _name_and_version(dist)
+            # `dist.metadata` runs the e-mail parser over the whole README, 200 ms for 187 distributions; this takes 14 ms.
+            text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
+            headers = dict(re.findall(r"^(Name|Version):\s*(.*?)\s*$", text.partition("\n\n")[0], re.MULTILINE))
+            name, version = normalise(headers.get("Name", "")), headers.get("Version", "")
             if not name or name in seen:
                 continue
             entry_points = [e for e in dist.entry_points if e.group in KINDS]
@@ -115,10 +118,3 @@ def in_order(components: Iterable[Component]) -> list[Component]:
 def normalise(name: str) -> str:
     """The name of a distribution as PEP 503 normalises it."""
     return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def _name_and_version(dist: Distribution) -> tuple[str, str]:
-    # `dist.metadata` runs the e-mail parser over the whole README: 200 ms for 187 distributions, 14 ms this way.
-    text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
-    headers = dict(re.findall(r"^(Name|Version):\s*(.*?)\s*$", text.partition("\n\n")[0], re.MULTILINE))
-    return normalise(headers.get("Name", "")), headers.get("Version", "")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -167,7 +166,7 @@ def _failure_of_file(component: Component, error: BaseException) -> str:
 
 def _module_of_file(name: str) -> Any:
     """Import a Python file once, under its own name unless another module has that, with its folder on the path."""
-    path = Path(os.path.expanduser(name)).resolve()
+    path = Path(name).expanduser().resolve()
     title = path.stem
     while (module := sys.modules.get(title)) is not None:
         if getattr(module, "__file__", None) == str(path):
