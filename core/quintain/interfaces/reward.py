@@ -11,6 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
@@ -175,7 +176,7 @@ class RewardFunction(Reward, Generic[P]):
     def __wrapped__(self) -> Callable[..., Any]:
         return self.function
 
-    @property
+    @cached_property
     def parameters(self) -> Mapping[str, inspect.Parameter]:
         """The keyword parameters: configuration and needs (the first parameter, the rollouts, is left out)."""
         return dict(list(inspect.signature(self.function).parameters.items())[1:])
@@ -184,7 +185,7 @@ class RewardFunction(Reward, Generic[P]):
     def needs(self) -> Mapping[str, Any]:
         return {slot: p.annotation for slot, p in self._needed.values()}
 
-    @property
+    @cached_property
     def _needed(self) -> dict[str, tuple[str, inspect.Parameter]]:
         """Slot and parameter, by the name of each parameter that a service fills."""
         unset = {n: p for n, p in self.parameters.items() if isinstance(p.default, Need) and n not in self.config}

@@ -147,9 +147,8 @@ class OpenAIEngine(Engine):
         Raises:
             InfrastructureError: still failing after the last retry.
         """
-        rng = Random(seed)
+        asked = 0.0
         for attempt in range(self._retries + 1):
-            wait = self._backoff * 2**attempt * (0.5 + rng.random())
             try:
                 status, text, asked = await self._once(method, path, body)
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
@@ -159,11 +158,11 @@ class OpenAIEngine(Engine):
             else:
                 if status not in _RETRIED:
                     return status, text
-                wait = max(wait, asked)
                 failure = self._refused(status, text)
                 message = str(failure)
             if attempt < self._retries:
-                await asyncio.sleep(min(wait, _LONGEST_WAIT))
+                jitter = 0.5 + Random(None if seed is None else seed + attempt).random()
+                await asyncio.sleep(min(max(self._backoff * 2**attempt * jitter, asked), _LONGEST_WAIT))
         tries = self._retries + 1
         raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {message}") from failure
 
