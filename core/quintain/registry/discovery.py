@@ -89,7 +89,7 @@ def discover() -> Iterator[Component]:
     seen: set[str] = set()
     for dist in distributions():
         try:
-            # `dist.metadata` runs the e-mail parser over the whole README, 200 ms for 187 distributions; this takes 14 ms.
+            # `dist.metadata` runs the e-mail parser over each README: 200 ms for 187 distributions; this takes 14 ms.
             text = dist.read_text("METADATA") or dist.read_text("PKG-INFO") or ""
             headers = dict(re.findall(r"^(Name|Version):\s*(.*?)\s*$", text.partition("\n\n")[0], re.MULTILINE))
             name, version = normalise(headers.get("Name", "")), headers.get("Version", "")
