@@ -342,7 +342,7 @@ def save_for_ever():
         with torch.no_grad():
             for p in learner.module.parameters():
                 p.fill_(step)
-        os.write(1, f"{os.getpid()} {step}\n".encode())  # in one piece, also when it is killed
+        os.write(1, f"{os.getpid()} {step}\\n".encode())  # in one piece, also when it is killed
         checkpoints.save(step, learner=learner, state={"step": step}, best=step == 2)
 
 for line in sys.stdin:  # the libraries load once; each round is a process of its own
@@ -350,7 +350,7 @@ for line in sys.stdin:  # the libraries load once; each round is a process of it
     if not child:
         save_for_ever()
     os.waitpid(child, 0)
-    print("gone", flush=True)
+    os.write(1, b"gone\\n")
 """
 
 
