@@ -34,3 +34,27 @@ def format_tags(rollout: Rollout[Any, Any]) -> Score:
     return Score(
         value=float(good), reason="" if good else "expected <think>...</think> <answer>...</answer> and nothing else"
     )
+
+
+_BOX = "\\boxed{"
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not a delimiter
+
+
+@reward(range=(0, 1))
+def boxed(rollout: Rollout[Any, Any]) -> Score:
+    r"""1 where the last reply has exactly one ``\boxed{}``, closed and not empty, else 0.
+
+    Bounds: 0 and 1. More than one box scores 0, because a verifier may accept any of them. Boxes in the reasoning do
+    not count. Source: the answer format of MATH (Hendrycks et al. 2021, arXiv:2103.03874).
+    """
+    boxes = rollout.reply.count(_BOX)
+    if boxes != 1:
+        return Score(reason=f"{boxes} boxes; expected 1")
+    inside = rollout.reply.partition(_BOX)[2]
+    depth = 1
+    for brace in _BRACE.finditer(inside):
+        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
+        if not depth:
+            full = bool(inside[: brace.start()].strip())
+            return Score(value=float(full), reason="" if full else "the box is empty")
+    return Score(reason="the box is not closed")
