@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ def blocks(mode: str) -> None:
     """Block in one of several ways, unless there is a file ``fixed``, or return at once."""
     if Path("fixed").exists():
         return
-    if mode in ("spins", "sleeps", "catches", "backtracks"):
+    if mode in ("spins", "sleeps", "catches", "backtracks", "waits for ever"):
         Path("here").touch()
     while mode == "spins":
         pass
@@ -45,6 +46,9 @@ async def judged(rollout: Rollout[Task, None]) -> Any:
         await asyncio.gather(_exits(), asyncio.sleep(1))
     if mode == "waits":
         await asyncio.Event().wait()
+    while mode == "waits for ever":
+        with contextlib.suppress(BaseException):
+            await asyncio.sleep(1e6)
     if mode == "keeps a thread":
         await asyncio.to_thread(time.sleep, 1e6)
     if mode == "leaves a thread":

@@ -55,12 +55,14 @@ async def _scored(
                 judged.append(i)
         outcomes: list[ScoreOrError] = []
         for _ in range(retries + 1 if judged else 0):
-            try:
-                async with asyncio.timeout(environment.limits.reward_seconds):
-                    outcomes = await reward.score_all([rollouts[i] for i in judged], context)
-            except TimeoutError:
-                limit = f"{environment.limits.reward_seconds:g} s (limits.reward_seconds)"
-                outcomes = [InfrastructureError(f"reward {reward.name!r} took longer than {limit}")] * len(judged)
+            scoring = asyncio.ensure_future(reward.score_all([rollouts[i] for i in judged], context))
+            try:  # no asyncio.timeout: an author's code may catch its cancellation
+                done, _ = await asyncio.wait({scoring}, timeout=environment.limits.reward_seconds)
+            finally:
+                scoring.cancel()
+            late = f"reward {reward.name!r} took over {environment.limits.reward_seconds} s (limits.reward_seconds)"
+            ended = done and not scoring.cancelled()  # its own code may cancel it
+            outcomes = scoring.result() if ended else [InfrastructureError(late)] * len(judged)
             if not any(isinstance(o, InfrastructureError) for o in outcomes):
                 break
         for i, scored in zip(judged, outcomes, strict=True):

@@ -23,6 +23,9 @@ A = TypeVar("A")
 GRACE = 10.0
 """Seconds between a request to stop and the end of a process that does not; ``QUINTAIN_GRACE_SECONDS`` changes it."""
 
+CANCEL_SECONDS = 5.0
+"""Seconds that cancelled tasks get to end."""
+
 
 @contextmanager
 def stop_on_signal(
@@ -81,18 +84,28 @@ def run_loop(main: Coroutine[Any, Any, A]) -> A:
         KeyboardInterrupt: the task was cancelled.
     """
     global _loop
+    runner, stuck = asyncio.Runner(), False
 
     async def started() -> A:
         global _loop
+        nonlocal stuck
         _loop = asyncio.get_running_loop()
         _loop.set_default_executor(_Threads())
-        return await main
+        try:
+            return await main
+        finally:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            stuck = bool(others and (await asyncio.wait(others, timeout=CANCEL_SECONDS))[1])
 
     try:
-        return asyncio.run(started())
+        return runner.run(started())
     except asyncio.CancelledError as e:
         raise KeyboardInterrupt from e
     finally:
+        if not stuck:  # closing waits for every task, also for one that catches its cancellation
+            runner.close()
         _loop = None
         cancel_end()
 

@@ -19,6 +19,7 @@ from ..types.rollout import AnyGroup
 from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
+from .interrupts import CANCEL_SECONDS
 from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
@@ -298,7 +299,7 @@ class Run:
             await asyncio.wait({task, asked}, return_when=asyncio.FIRST_COMPLETED)
             if self.stop.is_set():
                 task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await asyncio.wait({task}, timeout=CANCEL_SECONDS)  # it may catch its cancellation
                 raise Interrupted(f"stopped after step {self.state.step}")
             return await task
         finally:
