@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, compress, count
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..interfaces.pieces import Level
 from ..models.forward import PrefixGroup, TokenSequence
-from .batch import Batch, Sample
+from .batch import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,17 +25,17 @@ class FlatTokens:
     @cached_property
     def mu_logp(self) -> Tensor:
         """Log-probs under the sampler, float64."""
-        return torch.tensor([logp for _, logp, _ in self._trained], dtype=torch.float64)
+        return torch.tensor(self._trained("logps"), dtype=torch.float64)
 
     @cached_property
     def ids(self) -> Tensor:
         """The tokens themselves."""
-        return torch.tensor([token for token, _, _ in self._trained], dtype=torch.long)
+        return torch.tensor(self._trained("ids"), dtype=torch.long)
 
     @cached_property
     def versions(self) -> Tensor:
         """The version of the weights that sampled each token."""
-        return torch.tensor([version for _, _, version in self._trained], dtype=torch.long)
+        return torch.tensor(self._trained("versions"), dtype=torch.long)
 
     @cached_property
     def sample(self) -> Tensor:
@@ -52,16 +53,21 @@ class FlatTokens:
         spans = [torch.arange(self.starts[i], self.starts[i + 1]) for i in indices]
         return torch.cat(spans) if spans else torch.zeros(0, dtype=torch.long)
 
+    def rows(self, indices: Sequence[int]) -> PrefixGroup:
+        """The sequences of some samples with the places of their trained tokens."""
+        return [row for i in indices for row in self._rows[i]]
+
     @cached_property
-    def _trained(self) -> list[tuple[int, float, int]]:
-        """Id, log-prob under the sampler, and version of its weights."""
+    def _rows(self) -> list[PrefixGroup]:
+        """By sample: each sequence that trains."""
         return [
-            (token, logp, version)
+            [TokenSequence(s.ids, list(compress(count(), s.mask))) for s in sample.sequences if any(s.mask)]
             for sample in self.batch.samples
-            for s in sample.sequences
-            for token, logp, version, trains in zip(s.ids, s.logps, s.versions, s.mask, strict=True)
-            if trains
         ]
+
+    def _trained(self, column: str) -> list[Any]:
+        sequences = (sequence for sample in self.batch.samples for sequence in sample.sequences)
+        return [x for sequence in sequences for x in compress(getattr(sequence, column), sequence.mask)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,20 +94,11 @@ class MicroBatch:
         counts = torch.tensor([samples[i].tokens for i in flat], dtype=torch.long)
         numbers = {number: k for k, number in enumerate(dict.fromkeys(samples[i].group for i in flat))}
         return cls(
-            prefix_groups=tuple(_prefix_group([samples[i] for i in prefix_group]) for prefix_group in indices),
+            prefix_groups=tuple(map(flat_tokens.rows, indices)),
             sample=torch.arange(len(flat)).repeat_interleave(counts),
             group=torch.tensor([numbers[samples[i].group] for i in flat], dtype=torch.long),
             positions=flat_tokens.of(flat),
         )
-
-
-def _prefix_group(samples: Sequence[Sample]) -> PrefixGroup:
-    return [
-        TokenSequence(sequence.ids, [at for at, trains in enumerate(sequence.mask) if trains])
-        for sample in samples
-        for sequence in sample.sequences
-        if any(sequence.mask)
-    ]
 
 
 def micro_batches(
@@ -120,8 +117,8 @@ def micro_batches(
     samples = flat_tokens.batch.samples
     chosen = set(indices)
     groups = [[i for i in indices if i in chosen and samples[i].tokens] for indices in flat_tokens.batch.groups]
-    prefix_groups = [part for group in groups if group for part in _parts(group, samples, budget, level, cost)]
-    costs = [cost(_prefix_group([samples[i] for i in prefix_group])) for prefix_group in prefix_groups]
+    prefix_groups = [part for group in groups if group for part in _parts(group, flat_tokens, budget, level, cost)]
+    costs = [cost(flat_tokens.rows(prefix_group)) for prefix_group in prefix_groups]
     longest = [max(len(s.ids) for i in prefix_group for s in samples[i].sequences) for prefix_group in prefix_groups]
     # alike together: attention pads to the longest
     order = sorted(range(len(prefix_groups)), key=lambda k: (-longest[k], k))
@@ -137,19 +134,19 @@ def micro_batches(
 
 
 def _parts(
-    group: list[int], samples: Sequence[Sample], budget: int, level: Level, cost: Callable[[PrefixGroup], int]
+    group: list[int], flat_tokens: FlatTokens, budget: int, level: Level, cost: Callable[[PrefixGroup], int]
 ) -> list[list[int]]:
     """A group in parts that fit the budget, samples of like length together."""
-    together = cost(_prefix_group([samples[i] for i in group]))
+    together = cost(flat_tokens.rows(group))
     if level == "group" or together <= budget:
         return [group]
     # Each part computes the common prefix again, so a part may take twice its tokens: split by the budget alone, a
     # prompt that is longer than it would be computed once per sample.
-    prefix = (sum(cost(_prefix_group([samples[i]])) for i in group) - together) // max(len(group) - 1, 1)
+    prefix = (sum(cost(flat_tokens.rows([i])) for i in group) - together) // max(len(group) - 1, 1)
     limit = max(budget, 2 * prefix)
     parts: list[list[int]] = []
-    for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in samples[i].sequences), i)):
-        if not parts or cost(_prefix_group([samples[j] for j in (*parts[-1], i)])) > limit:
+    for i in sorted(group, key=lambda i: (-sum(len(s.ids) for s in flat_tokens.batch.samples[i].sequences), i)):
+        if not parts or cost(flat_tokens.rows((*parts[-1], i))) > limit:
             parts.append([])
         parts[-1].append(i)
     return parts
