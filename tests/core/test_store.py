@@ -478,3 +478,7 @@ def test_the_model_that_a_name_means(tmp_path: Path) -> None:
     assert model_named("run", tmp_path) == (str(first / "model"), "Think.")
     assert model_named(str(first), tmp_path) == (str(first / "model"), "")
     assert model_named("Qwen/Qwen3-0.6B", tmp_path) == ("Qwen/Qwen3-0.6B", "")
+    for damaged in ("[[", "environments = 1", "environments = [1]", "x = " + "[" * 1000):
+        (tmp_path / "run" / "recipe.toml").write_text(damaged)
+        with pytest.raises(RunError, match="recipe of run 'run' is damaged"):
+            model_named("run", tmp_path)

@@ -11,7 +11,7 @@ from typing import Literal
 from ..errors import QuintainError, RunError, UnknownNameError
 from ..models.hf import check_folder
 from .checkpoint import best
-from .recipe.load import label
+from .recipe.load import label, read_toml
 from .run_folder import RunFolder, no_run
 from .storage import abandoned, lock_owner
 
@@ -63,7 +63,7 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
     message is empty if the recipe has none.
 
     Raises:
-        RunError: the run has no checkpoint yet.
+        RunError: the run has no checkpoint yet, or its recipe is damaged.
     """
     try:
         path = find_run(name, folder)
@@ -77,8 +77,11 @@ def model_named(name: str, folder: str | Path = "runs") -> tuple[str, str]:
     checkpoint = best(run)
     if checkpoint is None:
         raise RunError(f"run {run.name!r} has no checkpoint yet; `quintain train --resume {run.name}` continues it")
-    rows = tomllib.loads(run.recipe()).get("environments", [])
-    return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+    try:
+        rows = read_toml(run.recipe()).get("environments", [])
+        return str(checkpoint.model), str(rows[0].get("system", "")) if len(rows) == 1 else ""
+    except (ValueError, TypeError, AttributeError) as e:
+        raise RunError(f"the recipe of run {run.name!r} is damaged: {e}; --model {checkpoint.model} needs none") from e
 
 
 def free_name(folder: str | Path, stem: str) -> str:
