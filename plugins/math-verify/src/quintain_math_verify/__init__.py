@@ -1,7 +1,9 @@
-"""Mathematical equivalence as a reward, by Math-Verify in a killable worker."""
+"""Mathematical equivalence: the reward `math_equal`, and the verifier behind it."""
 
 from __future__ import annotations
 
 from .reward import math_equal
+from .verdict import Verdict, VerdictKind
+from .verifier import Verifier, shared_verifier
 
-__all__ = ["math_equal"]
+__all__ = ["Verdict", "VerdictKind", "Verifier", "math_equal", "shared_verifier"]

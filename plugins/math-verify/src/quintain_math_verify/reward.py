@@ -2,52 +2,59 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
-from weakref import WeakKeyDictionary
 
-from quintain import Rollout, Score, Workers, need, reward
-from quintain.errors import InfrastructureError, RewardFault
+from quintain import Rollout, Score, reward
+from quintain.errors import InfrastructureError, RewardFault, UsageError
 
-CHECK = "quintain_math_verify.check:equal"
-
-_answered: WeakKeyDictionary[Workers, float] = WeakKeyDictionary()
-"""When workers last returned an outcome, in seconds of the monotonic clock."""
+from .verdict import VerdictKind
+from .verifier import shared_verifier
 
 
 @reward(range=(0, 1))
-async def math_equal(rollout: Rollout[Any, Any], *, timeout: float = 5.0, workers: Workers = need()) -> Score:
+async def math_equal(
+    rollout: Rollout[Any, Any],
+    *,
+    timeout: float = 5.0,
+    processes: int = 2,
+    memory: int = 2048,
+    boxed_only: bool = False,
+    zero_on_limits: bool = False,
+) -> Score:
     """1 where the reply's final answer equals the task's as mathematics, else 0.
 
-    The answer is what is in ``\\boxed{}`` (several boxes are a set), or else what Math-Verify takes for the final
-    expression. Runs in a worker that is killed after *timeout* seconds; such an answer scores 0 if another answer
-    got an outcome meanwhile, or else a trivial control passes, since then the answer caused the time-out.
+    The answer is the last ``\\boxed{}`` after the reasoning, or else a final statement at the end of the reply. The
+    comparison runs in worker processes, which are killed at *timeout*. The kinds of verdicts:
+
+    - ``correct`` scores 1; ``wrong`` and ``no_answer`` score 0;
+    - ``timeout``, ``too_large`` and ``error`` are failures of the verifier: the rollout is excluded and counted.
+
+    Args:
+        timeout: seconds for one comparison, from when a worker takes it up.
+        processes: workers of this process at most.
+        memory: limit on the address space of a worker, MiB.
+        boxed_only: take no answer but a box.
+        zero_on_limits: score 0 instead of failing where the answer is too large or exhausts a worker that had the
+            processor to itself.
 
     Raises:
-        RewardFault: the task's own answer cannot be read: correct the task.
-        InfrastructureError: the worker died, or the control ran out of time too.
+        RewardFault: the task's own answer cannot be read, or the answer gets no verdict.
+        InfrastructureError: the worker died or got too little CPU time; a repetition may give a verdict.
     """
-    gold = rollout.task.answer
+    task = rollout.task
+    gold = task.answer
     if gold is None or isinstance(gold, bool) or not str(gold).strip():
-        raise RewardFault(f"task {rollout.task.id}: math_equal needs an answer to compare with, got {gold!r}")
-    began = time.monotonic()
+        raise RewardFault(f"task {task.id}: math_equal needs an answer to compare with, got {gold!r}")
+    verifier = shared_verifier(processes, memory)
     try:
-        outcome, reason = await workers.call(CHECK, str(gold), rollout.reply, timeout=timeout)
-    except TimeoutError:
-        if _answered.get(workers, began) <= began:
-            await _control(workers, timeout)
-        return Score(value=0.0, reason=f"no outcome within {timeout:g} s")
-    _answered[workers] = time.monotonic()
-    if outcome is None:
-        raise RewardFault(f"task {rollout.task.id}: {reason}")
-    return Score(value=float(outcome), reason=reason)
-
-
-async def _control(workers: Workers, timeout: float) -> None:
-    try:
-        await workers.call(CHECK, "1", "1", timeout=timeout)
-        _answered[workers] = time.monotonic()
-    except TimeoutError as e:
-        raise InfrastructureError(
-            f"math_equal: even 1 = 1 has no outcome within {timeout:g} s; the machine is too busy"
-        ) from e
+        verdict = await verifier.averify(str(gold), rollout.reply, timeout=timeout, boxed_only=boxed_only)
+    except UsageError as e:
+        raise RewardFault(f"task {task.id}: {e}; correct the answer of the task") from e
+    if verdict.kind.failure:
+        problem = f"math_equal: {verdict.kind.value}: {verdict.reason}"
+        if verdict.starved:
+            raise InfrastructureError(problem)
+        if not zero_on_limits or verdict.kind is VerdictKind.ERROR:
+            raise RewardFault(problem)
+    parts = {kind.value: float(verdict.kind is kind) for kind in (VerdictKind.NO_ANSWER, VerdictKind.WRONG)}
+    return Score(value=float(verdict.kind is VerdictKind.CORRECT), reason=verdict.reason, parts=parts)

@@ -1,0 +1,140 @@
+"""Single expressions: LaTeX to sympy by Math-Verify's parser, and their equality. Runs in workers only."""
+
+from __future__ import annotations
+
+import logging
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
+from math_verify import verify  # type: ignore[import-untyped]
+
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own clock is off, which is the point
+
+DIGITS = 40
+"""Decimal digits to which two numbers must agree."""
+
+_POINTS = ((17, 10), (29, 41), (-23, 13), (-7, 19), (311, 97))
+"""Rationals at which expressions with variables are compared: above and below 1, and negative."""
+
+_DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
+
+
+class Unreadable(ValueError):
+    """The text is no expression."""
+
+
+@lru_cache(maxsize=4096)
+def expression(text: str) -> Any:
+    """The sympy expression of normalised LaTeX, with exact decimals.
+
+    Raises:
+        Unreadable: it does not parse, or holds words.
+    """
+    if r"\text" in text or not text or "?" in text or re.search(r"(?<![\\A-Za-z])[A-Za-z]{4,}", text):
+        raise Unreadable(text)
+    source = _DECIMAL.sub(_exact, text)
+    source = re.sub(r"(\d+|\))\^\{?\\circ\}?", r"\1\\cdot\\frac{\\pi}{180}", source)
+    source = re.sub(r"(\d|\)|\\pi)\(", r"\1\\cdot(", source)  # the parser takes 2(3) for a mixed number
+    source = re.sub(r"\\cdot\s*\\cdot", r"\\cdot", source)
+    try:
+        value = latex2sympy(source, is_real=True, convert_degrees=False, normalization_config=None)
+    except (RecursionError, MemoryError):  # of the process, not of the text
+        raise
+    except Exception as e:  # whatever the parser fails on is no expression
+        raise Unreadable(f"{text[:80]}: {type(e).__name__}") from e
+    if not isinstance(value, (sympy.Basic, sympy.MatrixBase)) or isinstance(value, sympy.Set):
+        raise Unreadable(text)
+    imaginary = [s for s in value.free_symbols if s.name == "i"]
+    return value.subs(dict.fromkeys(imaginary, sympy.I)) if imaginary else value
+
+
+def _exact(match: re.Match[str]) -> str:
+    digits, places = match[1] + match[2], len(match[2])
+    return rf"\frac{{{int(digits)}}}{{{10**places}}}"
+
+
+def equal(gold: str, answer: str) -> bool:
+    """Whether two normalised expressions have the same value, for every value of their variables.
+
+    Raises:
+        Unreadable: one of them is no expression.
+    """
+    return equal_values(expression(gold), expression(answer))
+
+
+def equal_values(a: Any, b: Any) -> bool:
+    """Whether two sympy expressions are equal, by exact structure or by value to 40 digits."""
+    if isinstance(a, sympy.MatrixBase) or isinstance(b, sympy.MatrixBase):
+        if not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase)) or a.shape != b.shape:
+            return False
+        return all(equal_values(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
+    if any(isinstance(x, (sympy.core.relational.Relational, sympy.logic.boolalg.Boolean)) for x in (a, b)):
+        return bool(a == b)
+    undefined = (sympy.nan, sympy.zoo)
+    a, b = _evaluated(a), _evaluated(b)
+    if a in undefined or b in undefined:
+        return False
+    if a == b:
+        return True
+    if any(x in (sympy.oo, -sympy.oo) for x in (a, b)):
+        return False
+    if not (a.free_symbols or b.free_symbols):
+        return bool(_close(a, b))
+    return _equal_at_points(a, b)
+
+
+def _evaluated(x: Any) -> Any:
+    """*x* with sums, integrals and unevaluated products carried out, so that 1/0 shows itself."""
+    return x.doit() if hasattr(x, "doit") else x
+
+
+def _close(a: Any, b: Any) -> bool | None:
+    """Whether two numbers agree to `DIGITS`; ``None`` where one has no value."""
+    if a.is_Rational and b.is_Rational:
+        return bool(a == b)
+    x, y = (v.evalf(DIGITS + 15, maxn=400) for v in (a, b))
+    if not (x.is_number and y.is_number) or any(v.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) for v in (x, y)):
+        return None
+    size = max(abs(x), abs(y))
+    if size == 0:
+        return True
+    try:
+        if 0 in (x, y):  # a difference that cancels is evaluated to as many digits as `maxn`, and never to 0 itself
+            return bool(size < sympy.Float(10) ** -200)
+        return bool(abs(x - y) <= size * sympy.Float(10) ** -DIGITS)
+    except TypeError:
+        return None
+
+
+def _equal_at_points(a: Any, b: Any) -> bool:
+    symbols = sorted(a.free_symbols | b.free_symbols, key=lambda s: str(s.name))
+    agreed = 0
+    for k in range(len(_POINTS)):
+        point = {s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7) for i, s in enumerate(symbols)}
+        close = _close(a.subs(point), b.subs(point))
+        if close is False:
+            return False
+        agreed += close is True
+    if agreed >= 2:
+        return True
+    return bool(verify([a], [b], float_rounding=20, numeric_precision=30, timeout_seconds=None))
+
+
+def proportional(a: Any, b: Any, *, positive: bool) -> bool:
+    """Whether ``a = c b`` with a constant c that is not 0 (with *positive*, above 0), as equations may differ."""
+    ratio = _evaluated(a) / _evaluated(b)
+    symbols = sorted(a.free_symbols | b.free_symbols, key=lambda s: str(s.name))
+    if a.free_symbols != b.free_symbols or not symbols:
+        return False
+    values = []
+    for k in range(len(_POINTS)):
+        point = {s: sympy.Rational(*_POINTS[(k + 2 * i) % 5]) + sympy.Rational(i, 7) for i, s in enumerate(symbols)}
+        value = ratio.subs(point)
+        if value.is_number and value.is_finite and value != 0:
+            values.append(value)
+    if len(values) < 3 or not all(_close(values[0], v) for v in values[1:]):
+        return False
+    return not positive or bool(values[0].evalf(15) > 0)

@@ -1,0 +1,147 @@
+"""The outer structure of normalised LaTeX: lists, brackets, relations, words. It splits text and computes nothing."""
+
+from __future__ import annotations
+
+import re
+
+OPENING = {
+    "(": ")",
+    "[": "]",
+    r"\{": r"\}",
+    r"\langle": r"\rangle",
+    "{": "}",
+    r"\lfloor": r"\rfloor",
+    r"\lceil": r"\rceil",
+}
+_CLOSING = set(OPENING.values())
+_TOKEN = re.compile(r"\\text\{[^{}]*\}|\\(?:begin|end)\{[^{}]*\}|\\[A-Za-z]+|\\.|.", re.DOTALL)
+_JOINERS = re.compile(r"\\text\{\s*,?\s*(?:and|or|and/or)\s*,?\s*\}")
+_PLAIN_JOINERS = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\approx")
+
+_INDEX = r"(?:_(?:\{[^{}]*\}|\w)|')*"
+_GREEK = (
+    "alpha beta gamma delta theta phi varphi lambda mu omega Omega sigma rho tau psi epsilon eta nu xi chi Delta Gamma"
+)
+_LETTER = rf"(?:[A-Za-z]|\\(?:{'|'.join(_GREEK.split())}))"
+_CAPITALS = rf"(?:[A-Z]{_INDEX}){{1,4}}"
+_NAME = re.compile(
+    rf"{_LETTER}{_INDEX}(?:\^\{{?(?:-1|\\circ)\}}?)?(?:\([^()]*\))?"  # x, x_1, f(x), f^{-1}(x), P(A)
+    rf"|\|?{_CAPITALS}\|?(?:\([^()]*\))?|\\overline\{{{_CAPITALS}\}}|(?:\\angle|\\triangle|\\measuredangle|m\\angle)\s*{_CAPITALS}"
+    rf"|\\frac\{{{_CAPITALS}\}}\{{{_CAPITALS}\}}|{_CAPITALS}[:/]{_CAPITALS}"
+    rf"|\((?:{_LETTER}{_INDEX},)+{_LETTER}{_INDEX}\)|\[[A-Z]+\]|\|[A-Za-z]\||\\frac\{{d\w\}}\{{d\w\}}|{_LETTER}'+(?:\(\w\))?"
+    r"|\\text\{[^{}]*\}(?:\([^()]*\))?|[A-Za-z]{3,}(?: [A-Za-z]+)*|\\(?:max|min)"
+    r"|\\(?:det|deg|gcd|lcm)(?:\([^()]*\)|\w)?"
+)
+
+
+def tokens(text: str) -> list[str]:
+    return _TOKEN.findall(text)
+
+
+def split(text: str, separators: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """Parts of *text* between *separators* outside brackets, and the separators found."""
+    parts, found, current, depth = [], [], "", 0
+    for token in tokens(text):
+        if token in separators and depth <= 0:
+            parts.append(current.strip())
+            found.append(token)
+            current = ""
+            continue
+        if token in OPENING or token.startswith(r"\begin"):
+            depth += 1
+        elif token in _CLOSING or token.startswith(r"\end"):
+            depth -= 1
+        current += token
+    return [*parts, current.strip()], found
+
+
+def items(text: str) -> list[str]:
+    """The elements of a list without brackets: separated by commas, semicolons, "and" or "or"."""
+    text = _PLAIN_JOINERS.sub(";", _JOINERS.sub(";", text))
+    text = text.replace(r"\lor", ";").replace(r"\land", ";")
+    parts, _ = split(text, (",", ";"))
+    return [p for p in parts if p]
+
+
+def bracketed(text: str) -> tuple[str, str, str] | None:
+    """Opening, content and closing of *text* that is one bracket pair; the kinds may differ, as in intervals."""
+    found = tokens(text)
+    if len(found) < 2 or found[0] not in OPENING or found[-1] not in _CLOSING:
+        return None
+    depth = 0
+    for i, token in enumerate(found):
+        depth += (token in OPENING) - (token in _CLOSING)
+        if depth == 0 and i < len(found) - 1:
+            return None
+    return (found[0], "".join(found[1:-1]).strip(), found[-1]) if depth == 0 else None
+
+
+def unwrapped(text: str) -> str:
+    """*text* without brackets that only group: braces, or parentheses without a comma."""
+    for _ in range(10):
+        pair = bracketed(text)
+        if pair is None:
+            return text
+        kinds = (pair[0], pair[2])
+        groups = kinds == ("{", "}") or (kinds == ("(", ")") and len(split(pair[1], (",", ";"))[0]) == 1)
+        if not groups or not pair[1]:
+            return text
+        text = pair[1]
+    return text
+
+
+def relation(text: str) -> tuple[list[str], list[str]]:
+    """The members of a chain of relations and the signs between them; one member where there is none."""
+    parts, signs = split(text, RELATIONS)
+    return parts, signs
+
+
+def is_name(text: str) -> bool:
+    """Whether *text* names a quantity: a symbol, a function of symbols, a length, words."""
+    return bool(_NAME.fullmatch(text.strip())) and text.strip() not in ("e", "i")
+
+
+def words(text: str) -> str | None:
+    """The words of an answer in words, lower case without punctuation; ``None`` for mathematics."""
+    plain = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).strip(" .!")
+    if not re.fullmatch(r"[A-Za-z0-9 ,.'\"()/:;!?-]+", plain) or re.search(r"\d", plain):
+        return None
+    if r"\text" not in text and not re.search(r"[A-Za-z]{3,}|^(?:no|up|on|in|is|or)$", plain):
+        return None
+    if r"\text" not in text and re.search(r"[()/,;:]", plain) and not re.search(r"[A-Za-z]{3,}", plain):
+        return None
+    if not re.search(r"[A-Za-z]", plain):
+        return None
+    if re.fullmatch(r"[A-Za-z]", plain):
+        return None
+    low = re.sub(r"[^a-z ]", " ", plain.lower())
+    return " ".join(w for w in low.split() if w not in ("the", "a", "an")) or " ".join(low.split())
+
+
+def matrix(text: str) -> tuple[str, list[list[str]]] | None:
+    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists."""
+    text = text.replace(r"\begin{smallmatrix}", r"\begin{matrix}").replace(r"\end{smallmatrix}", r"\end{matrix}")
+    match = re.fullmatch(
+        r"[\[(|{]?\s*\\begin\{([a-zA-Z]*matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}\s*[\])|}]?", text, re.DOTALL
+    )
+    if match:
+        body = re.sub(r"\\hline|\\\\\s*$", "", match[2].strip())
+        rows = [[cell.strip() for cell in row.split("&")] for row in re.split(r"\\\\(?:\[[^\]]*\])?", body)]
+        kind = "det" if match[1] in ("vmatrix", "Vmatrix") or text.startswith("|") else "matrix"
+        return kind, rows
+    pair = bracketed(text)
+    if pair and pair[0] == "[" and pair[2] == "]":
+        inner = [bracketed(p) for p in split(pair[1], (",", ";"))[0]]
+        if inner and all(p is not None and p[0] == "[" and p[2] == "]" for p in inner):
+            return "matrix", [split(p[1], (",",))[0] for p in inner if p is not None]
+    return None
+
+
+def variants(text: str) -> list[str]:
+    """The two readings of a text with ``\\pm``; the text itself where there is none."""
+    if not re.search(r"\\(?:pm|mp)(?![A-Za-z])", text):
+        return [text]
+    plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
+    minus = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
+    return [plus.removeprefix("+"), minus]
