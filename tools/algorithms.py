@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from quintain.cli.describe import Difference, differences, kl_words, piece_words, settings, shown
 from quintain.errors import UsageError
 from quintain.interfaces.algorithm import Algorithm, RatioTo
 from quintain.interfaces.pieces import KINDS, Piece, every_piece
@@ -25,6 +24,7 @@ from quintain.learning.algorithms import ALGORITHMS
 from quintain.learning.loss_inputs import LossInputs, RatioPool
 from quintain.registry.discovery import discover
 from quintain.registry.lookup import Registry
+from quintain_devtools.describe import Difference, differences, kl_words, piece_words, settings, shown
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "algorithms.md"

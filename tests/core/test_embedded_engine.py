@@ -14,12 +14,12 @@ import torch
 
 from quintain.engines.embedded.decoding import BatchForward, LayerForward, ModuleForward
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.engines.likelihood import LikelihoodService
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
+from quintain_shaping import LikelihoodService
 
 from .architectures import architecture
 from .models import KINDS, byte_tokenizer, save_tiny, tiny_model

@@ -123,7 +123,7 @@ BY_CALL = "import importlib\ndef planted():\n    return importlib.import_module(
         ("types/task.py", "interfaces"),
         ("rollouts/runner.py", "training"),
         ("learning/batch.py", "engines"),
-        ("engines/likelihood.py", "learning"),
+        ("engines/embedded/cache.py", "learning"),
         ("training/run.py", "testing"),
         ("errors.py", "types"),
     ],

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
-from quintain.cli.info import without_parameters
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces.pieces import KINDS
 from quintain.registry.binding import bind, signature_of
 from quintain.registry.local import DECORATORS, components_in
 from quintain.registry.lookup import Registry, current
+from quintain_devtools.info import without_parameters
 
 REVERSE = '''
 import quintain

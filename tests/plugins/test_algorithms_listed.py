@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.cli.describe import Difference, differences, settings
 from quintain.errors import PluginError
 from quintain.interfaces import pieces as registered
 from quintain.interfaces.algorithm import KL
@@ -21,6 +20,7 @@ from quintain.registry.binding import bind
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry, isolated
 from quintain.registry.manifest import parse
+from quintain_devtools.describe import Difference, differences, settings
 
 from ..core.algorithms import INSTALLED
 
@@ -234,7 +234,7 @@ def test_info_against_what_is_no_algorithm(capsys: pytest.CaptureFixture[str]) -
         assert f"--against compares whole algorithms, and {name!r} is none" in error
     assert "did you mean 'cispo'" in told(capsys, "info", "grpo", "--against", "cispoo", status=2)["error"]["message"]
     broken = Component(kind="algorithm", name="broken", target="no_such_module:X", distribution="d")
-    with isolated(broken, keep=["quintain"]):
+    with isolated(broken, keep=["quintain", "quintain-devtools"]):
         assert "no_such_module" in told(capsys, "info", "grpo", "--against", "broken", status=1)["error"]["message"]
 
 

@@ -15,14 +15,27 @@ from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 from ..tracebacks import said_by
 
 if TYPE_CHECKING:
+    from ..interfaces.pieces import Kind as Kind
+    from ..interfaces.pieces import every_piece as every_piece
+    from ..registry.binding import SECTION as SECTION
+    from ..registry.binding import Field as Field
+    from ..registry.binding import Signature as Signature
+    from ..registry.binding import parameter_docs as parameter_docs
     from ..registry.binding import signature_of as signature_of
+    from ..registry.binding import type_name as type_name
     from ..registry.discovery import KINDS as KINDS
+    from ..registry.discovery import PLUGINS as PLUGINS
     from ..registry.discovery import Component as Component
     from ..registry.discovery import normalise as normalise
+    from ..registry.local import meant as meant
     from ..registry.lookup import Registry as Registry
     from ..registry.lookup import current as current
+    from ..registry.pieces import import_algorithms as import_algorithms
     from .evaluate import services_of as services_of
+    from .listing import Line as Line
     from .listing import clash as clash
+    from .listing import kind_of as kind_of
+    from .listing import line_of as line_of
     from .options import Count as Count
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
@@ -31,15 +44,24 @@ COMMANDS = {
     "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
     "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "list": ("quintain.cli.listing:list_", "List installed components without importing them."),
-    "info": ("quintain.cli.info:info", "Describe a component: settings, services and documentation."),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 
 INTERRUPTED = 130
 
-_HOME = {"Count": ".options", "clash": ".listing", "services_of": ".evaluate", "sigterm_as_ctrl_c": ".train"}
-_HOME |= {"Component": "..registry.discovery", "normalise": "..registry.discovery", "current": "..registry.lookup"}
-_HOME |= {"Registry": "..registry.lookup", "signature_of": "..registry.binding", "KINDS": "..registry.discovery"}
+_HOMES = {
+    "..interfaces.pieces": ("Kind", "every_piece"),
+    "..registry.binding": ("SECTION", "Field", "Signature", "parameter_docs", "signature_of", "type_name"),
+    "..registry.discovery": ("KINDS", "PLUGINS", "Component", "normalise"),
+    "..registry.local": ("meant",),
+    "..registry.lookup": ("Registry", "current"),
+    "..registry.pieces": ("import_algorithms",),
+    ".evaluate": ("services_of",),
+    ".listing": ("Line", "clash", "kind_of", "line_of"),
+    ".options": ("Count",),
+    ".train": ("sigterm_as_ctrl_c",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = sorted(["main", *_HOME], key=str.casefold)
 

@@ -1,1 +1,1 @@
-"""Commands for authors of plugins: `doctor` imports and times every component, each distribution in its own process."""
+"""Commands about components: `info` describes one, `doctor` imports and times them, one process per distribution."""

@@ -8,20 +8,32 @@ import inspect
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ..errors import PluginError, UnknownNameError, UsageError
-from ..registry.discovery import PLUGINS, Component
-from ..registry.local import meant
-from ..registry.lookup import Registry, current
-from ..registry.pieces import import_algorithms
-from .listing import Line, kind_of, line_of
+from quintain import Algorithm, Piece
+from quintain.cli import (
+    PLUGINS,
+    SECTION,
+    Component,
+    Field,
+    Line,
+    Registry,
+    Signature,
+    current,
+    every_piece,
+    import_algorithms,
+    kind_of,
+    line_of,
+    meant,
+    parameter_docs,
+    signature_of,
+    type_name,
+)
+from quintain.errors import PluginError, UnknownNameError, UsageError
 
-if TYPE_CHECKING:
-    from ..interfaces.algorithm import Algorithm
-    from ..registry.binding import Field, Signature
+from .describe import KINDS, differences, kl_words, piece_words, settings, shown
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
@@ -74,10 +86,6 @@ class Details:
 
 def details_of(component: Component, registry: Registry) -> Details:
     """The details of *component*; if its import fails, its manifest entry and the error."""
-    from ..interfaces.algorithm import Algorithm
-    from ..interfaces.pieces import Piece
-    from ..registry.binding import signature_of
-
     line = line_of(component, registry)
     try:
         loaded = registry.resolve(component)
@@ -107,9 +115,6 @@ def details_of(component: Component, registry: Registry) -> Details:
 
 
 def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature) -> Details:
-    from ..registry.binding import signature_of
-    from .describe import settings
-
     needs = [need for piece in algorithm.pieces for need in _slots(signature_of(piece))]
     return Details(
         line=line,
@@ -128,10 +133,6 @@ def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature
 
 def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator[dict[str, Any]]:
     """The algorithm's settings, each piece and table followed by its own settings."""
-    from ..interfaces.pieces import KINDS
-    from ..registry.binding import signature_of
-    from .describe import kl_words, settings
-
     for f in signature.fields:
         value, shown = f.default, _field(f)
         if f.name in KINDS:
@@ -149,14 +150,10 @@ def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
-    from ..registry.binding import type_name
-
     return tuple({"slot": s.slot, "parameter": s.parameter, "type": type_name(s.type)} for s in signature.needs)
 
 
 def _field(field: Field) -> dict[str, Any]:
-    from ..registry.binding import type_name
-
     shown: dict[str, Any] = {"name": field.name, "type": type_name(field.type)}
     shown |= {"required": field.required, "doc": field.doc}
     if field.required:
@@ -201,8 +198,6 @@ def matching(name: str, registry: Registry) -> list[Component]:
 
 def installed_pieces(registry: Registry) -> list[Component]:
     """The imported pieces of packages with installed algorithms, named ``kind.name``."""
-    from ..interfaces.pieces import every_piece
-
     owners = {c.module.partition(".")[0]: c for c in registry.components("algorithm")}
     return [
         replace(owners[package], name=f"{piece.kind}.{piece.name}", target=piece.origin)
@@ -258,8 +253,6 @@ def algorithm_of(name: str, registry: Registry) -> Details:
 
 def compare(left: Details, right: Details, as_json: bool) -> int:
     """Print the differences between two algorithms."""
-    from .describe import differences
-
     assert left.algorithm is not None
     assert right.algorithm is not None
     changes = differences(left.algorithm, right.algorithm)
@@ -281,9 +274,6 @@ def compare(left: Details, right: Details, as_json: bool) -> int:
 
 def cell(setting: str, value: Any) -> str:
     """A value in the table of differences."""
-    from ..interfaces.pieces import KINDS
-    from .describe import kl_words, piece_words, shown
-
     if setting == "kl":
         return kl_words(value)
     if setting in KINDS:
@@ -293,8 +283,6 @@ def cell(setting: str, value: Any) -> str:
 
 def without_parameters(doc: str, names: Collection[str]) -> str:
     """*doc* without those sections ``Args:`` and ``Attributes:`` that describe only *names*."""
-    from ..registry.binding import SECTION, parameter_docs
-
     shown = set(names)
     # The prefix is a first line, whose indentation a docstring ignores.
     text = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
@@ -305,8 +293,6 @@ def print_details(details: Details) -> None:
     """Print *details* on the terminal."""
     from rich.console import Console
     from rich.text import Text
-
-    from .describe import shown
 
     console, line = Console(), details.line
     owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none

@@ -10,10 +10,13 @@ import dataclasses
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from ..interfaces.algorithm import KL, Algorithm
-from ..interfaces.pieces import KINDS, Piece
+from quintain import KL, Algorithm, Piece
+from quintain.cli import Kind
+
+KINDS = get_args(Kind)
+"""Kinds of pieces, in the order of `Algorithm`'s fields."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
