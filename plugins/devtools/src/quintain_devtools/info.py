@@ -88,7 +88,9 @@ def details_of(component: Component, registry: Registry) -> Details:
     """The details of *component*; if its import fails, its manifest entry and the error."""
     line = line_of(component, registry)
     try:
-        loaded = registry.resolve(component)
+        # A piece is imported with its algorithm, and no manifest lists it.
+        piece = next((p for p in every_piece() if p.origin == component.target), None)
+        loaded = piece or registry.resolve(component)
         if component.kind in ("command", "hooks"):
             return Details(line=line, doc=inspect.getdoc(loaded) or "")
         signature = signature_of(loaded)
