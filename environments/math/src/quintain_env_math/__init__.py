@@ -1,4 +1,4 @@
-"""Arithmetic, countdown and GSM8K: mathematics with answers that can be checked."""
+"""Arithmetic, countdown, GSM8K, MATH and AIME: mathematics with answers that can be checked."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .arithmetic import Arithmetic
+    from .competition import AIME, Math
     from .countdown import Countdown
     from .gsm8k import GSM8K
 
-__all__ = ["GSM8K", "Arithmetic", "Countdown"]
+__all__ = ["AIME", "GSM8K", "Arithmetic", "Countdown", "Math"]
 
-_HOMES = {"Arithmetic": "arithmetic", "Countdown": "countdown", "GSM8K": "gsm8k"}
+_HOMES = {
+    "Arithmetic": "arithmetic",
+    "Countdown": "countdown",
+    "GSM8K": "gsm8k",
+    "Math": "competition",
+    "AIME": "competition",
+}
 
 
 def __getattr__(name: str) -> Any:

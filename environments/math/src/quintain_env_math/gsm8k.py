@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -12,8 +11,9 @@ from pathlib import Path
 
 from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
-from quintain.models import offline, quiet, unreachable
 from quintain_math_verify import math_equal
+
+from .rows import carved, from_hub
 
 REPOSITORY = "openai/gsm8k"
 REQUEST = "Reason step by step, and put the final number within \\boxed{}."
@@ -106,10 +106,7 @@ class GSM8K(Environment[WordProblem, None]):
 
 
 def _carved(rows: Sequence[Record], n: int) -> list[Record]:
-    """The *n* distinct rows whose questions hash lowest: a fixed choice, whatever the order of the file."""
-    if n >= len(rows):
-        raise UsageError(f"gsm8k: {n} problems cannot be set aside of {len(rows)}; lower `dev` or give more lines")
-    return sorted(set(rows), key=lambda r: hashlib.sha256(r.question.encode()).hexdigest())[:n]
+    return carved("gsm8k", rows, n, lambda row: row.question)
 
 
 def _source(path: str, split: str) -> tuple[Record, ...]:
@@ -150,22 +147,6 @@ def _checked(record: Record, where: str) -> Record:
 
 @lru_cache(maxsize=2)
 def _from_hub(split: str) -> tuple[Record, ...]:
-    try:
-        from datasets import load_dataset
-    except ImportError as e:
-        raise UsageError(
-            "gsm8k from the hub needs `datasets`: pip install quintain-env-math[hub], or set `path`"
-        ) from e
-    reason = unreachable()
-    try:
-        with offline() if reason else quiet():
-            rows = load_dataset(REPOSITORY, "main", split=split)
-    except (OSError, ValueError) as e:  # a ConnectionError among them; in the cache there is no such configuration
-        why = reason or str(e).strip().partition("\n")[0]
-        raise UsageError(
-            f"gsm8k: {REPOSITORY} is not in the cache of `datasets`, and the hub does not give it ({why}). Fix: "
-            "name a copy on disk, a folder with train.jsonl and test.jsonl or one file of JSON lines "
-            '{"question": ..., "answer": "... #### number"}, as `path`: --arg path=FOLDER, or in a recipe '
-            'args = { path = "FOLDER" }'
-        ) from e
+    line = '{"question": ..., "answer": "... #### number"}'
+    rows = from_hub("gsm8k", REPOSITORY, "main", split, line)
     return tuple(_checked(Record(r["question"], r["answer"]), f"{REPOSITORY} {split}[{i}]") for i, r in enumerate(rows))

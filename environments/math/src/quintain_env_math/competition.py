@@ -1,0 +1,294 @@
+"""Competition problems with boxed answers: MATH (Hendrycks et al. 2021, arXiv:2103.03874) and AIME."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+
+from quintain import Demonstration, Environment, Message, Task, control
+from quintain.errors import UsageError
+from quintain_math_verify import math_equal, shared_verifier
+from quintain_math_verify.extract import final_answers
+
+from .rows import carved, from_hub
+
+LINE = '{"problem": ..., "answer": ...}, or with "solution" that ends in \\boxed{...}'
+LETTERS = "ABCDEFGHIJ"
+REQUESTS = {
+    "number": "put the final number within \\boxed{}",
+    "expression": "put the final answer within \\boxed{}",
+    "choice": "put the letter of the right choice within \\boxed{}",
+    "interval": "put the interval, or the union of intervals, within \\boxed{}",
+    "set": "put all values, as a set, within \\boxed{}",
+    "tuple": "put the point or the ordered values, in parentheses, within \\boxed{}",
+    "matrix": "put the matrix within \\boxed{}",
+    "text": "put the final words within \\boxed{}",
+}
+"""The kinds of answers, each with the end of the request to the policy."""
+
+_NUMBER = re.compile(r"-?(?:\\d?frac\{-?\d+\}\{\d+\}|[\d.,]*\d(?:/\d+)?)")
+_INTERVAL = re.compile(r"[(\[][^()\[\]]*,[^()\[\]]*[)\]]")
+_WHOLE = re.compile(r"\d{1,3}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompetitionProblem(Task):
+    """A problem with its *kind* of answer (a key of `REQUESTS`), *subject* and the data set's *solution*."""
+
+    kind: str = "expression"
+    subject: str = ""
+    solution: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a data set."""
+
+    problem: str
+    answer: str
+    kind: str
+    level: float | None = None
+    subject: str = ""
+    solution: str = ""
+    choices: tuple[str, ...] = ()
+
+
+class Math(Environment[CompetitionProblem, None]):
+    """Competition problems with boxed answers, from the hub or from JSON lines.
+
+    Attributes:
+        path: folder with ``train.jsonl`` and ``test.jsonl``, or one file (then a tenth each becomes ``dev`` and
+            ``test``); empty takes the data set from the hub. A line is ``{"problem": ..., "answer": ...}``; without
+            ``answer`` it is the last box of ``solution``. Optional: ``level``, ``subject``, ``choices`` (a list, with
+            the letter, the index or the text of the right one as answer), ``kind`` (else it follows from the answer).
+        dev: problems of ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
+        kinds: kinds of answers to keep, such as ``["interval", "set"]``; empty keeps all.
+        unreadable: what happens to rows whose answer the verifier cannot read: ``"error"`` names them, ``"drop"``
+            leaves them out.
+    """
+
+    reward = math_equal
+
+    path: str = ""
+    dev: int = 200
+    kinds: tuple[str, ...] = ()
+    unreadable: str = "error"
+
+    called: ClassVar[str] = "math"
+    repository: ClassVar[str] = "DigitalLearningGmbH/MATH-lighteval"
+    hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
+
+    def __post_init__(self) -> None:
+        if self.dev < 1:
+            raise UsageError(f"{self.called}: dev is {self.dev}; expected at least 1")
+        if self.unreadable not in ("error", "drop"):
+            raise UsageError(f"{self.called}: unreadable is {self.unreadable!r}; expected 'error' or 'drop'")
+        if unknown := sorted(set(self.kinds) - set(REQUESTS)):
+            raise UsageError(f"{self.called}: unknown kinds {unknown}; known: {', '.join(REQUESTS)}")
+
+    def tasks(self, split: str) -> Iterable[CompetitionProblem]:
+        rows = [row for row in self._rows(split) if not self.kinds or row.kind in self.kinds]
+        if self.kinds and not rows:
+            raise UsageError(
+                f"{self.called}: no problem of the split {split!r} has an answer of the kinds {self.kinds}"
+            )
+        for row in self._readable(split, rows):
+            yield CompetitionProblem(
+                prompt=f"{_shown(row)}\n\nReason step by step, and {REQUESTS[row.kind]}.",
+                answer=row.answer,
+                level=row.level,
+                kind=row.kind,
+                subject=row.subject,
+                solution=row.solution,
+            )
+
+    def _rows(self, split: str) -> Sequence[Row]:
+        if self.path and Path(self.path).is_file():
+            rows: Sequence[Row] = self._file(Path(self.path))
+            tenth = max(1, len(rows) // 10)
+            held_out = self._carved(rows, 2 * tenth)
+            chosen = {"dev": set(held_out[:tenth]), "test": set(held_out[tenth:])}
+        elif split == "test":
+            return self._source("test")
+        else:
+            rows = self._source("train")
+            chosen = {"dev": set(self._carved(rows, self.dev))}
+        if split in chosen:
+            return [r for r in rows if r in chosen[split]]
+        return [r for r in rows if not any(r in c for c in chosen.values())]
+
+    def _carved(self, rows: Sequence[Row], n: int) -> list[Row]:
+        return carved(self.called, rows, n, lambda row: row.problem)
+
+    def _source(self, split: str) -> Sequence[Row]:
+        if not self.path:
+            if split not in self.hub_splits:
+                raise UsageError(
+                    f"{self.called}: {self.repository} has no problems to train on; set `path` to a folder or a file"
+                )
+            return _from_hub(self.called, self.repository, self.hub_splits[split])
+        file = Path(self.path) / f"{split}.jsonl"
+        if not file.is_file():
+            raise UsageError(
+                f"{self.called}: there is no file {file}; `path` is a folder with train.jsonl and test.jsonl, or a file"
+            )
+        return self._file(file)
+
+    def _file(self, file: Path) -> Sequence[Row]:
+        return _from_file(self.called, file)
+
+    def _readable(self, split: str, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows whose answers the verifier can read; each answer is read once, here, before anything trains."""
+        broken = _unreadable(tuple(row.answer for row in rows))
+        if broken and self.unreadable == "error":
+            shown = "; ".join(f"{rows[i].answer[:40]!r} ({reason})" for i, reason in broken[:5])
+            raise UsageError(
+                f"{self.called}: {len(broken)} answers of the split {split!r} cannot be verified: {shown}. Correct "
+                'them, or leave them out: --arg unreadable=drop, or in a recipe args = { unreadable = "drop" }'
+            )
+        left_out = {i for i, _ in broken}
+        return [row for i, row in enumerate(rows) if i not in left_out]
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            box = f"\\boxed{{{task.answer}}}"
+            boxed = final_answers(task.solution, boxed_only=True) == [task.answer]
+            reply = task.solution if boxed else f"{task.solution}\n{box}".strip()
+            yield Demonstration(prompt=task.prompt, reply=reply)
+
+    @control(scores="max")
+    def oracle(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
+        """The boxed answer."""
+        return f"\\boxed{{{task.answer}}}"
+
+    @control(scores="min")
+    def nop(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
+        """Nothing."""
+        return ""
+
+    @control()
+    def echo(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
+        """Repeat the problem, whose request holds an empty box."""
+        return str(task.prompt)
+
+    @control(scores="min")
+    def every_choice(self, task: CompetitionProblem, messages: Sequence[Message]) -> str:
+        """Box every letter, and the answer with a second one."""
+        return " or ".join(f"\\boxed{{{letter}}}" for letter in (*LETTERS[:5], task.answer, "123456789"))
+
+
+class AIME(Math):
+    """American Invitational Mathematics Examination: answers are whole numbers from 0 to 999.
+
+    The 30 problems of 2024 on the hub are the split ``test``; `path` gives problems to train on.
+    """
+
+    called: ClassVar[str] = "aime"
+    repository: ClassVar[str] = "HuggingFaceH4/aime_2024"
+    hub_splits: ClassVar[Mapping[str, str]] = {"test": "train"}
+
+    def _rows(self, split: str) -> Sequence[Row]:
+        rows = super()._rows(split)
+        for row in rows:
+            if not _WHOLE.fullmatch(row.answer):
+                raise UsageError(
+                    f"aime: {row.answer!r} is no whole number from 0 to 999 (problem {row.problem[:60]!r})"
+                )
+        return rows
+
+
+def kind_of(answer: str, choices: Sequence[str] = ()) -> str:
+    """The kind of an answer, by its form: a key of `REQUESTS`."""
+    text = answer.strip().strip("$").strip()
+    if choices:
+        return "choice"
+    if re.search(r"matrix\}|\\begin\{array\}", text):
+        return "matrix"
+    if text.startswith("\\{") or re.search(r"\\pm|\\(?:emptyset|varnothing)", text):
+        return "set"
+    pair = re.sub(r"\\(?:left|right|big|Big)", "", text)
+    if re.search(r"\\cup|\\infty", pair) or (_INTERVAL.fullmatch(pair) and ("[" in pair or "]" in pair)):
+        return "interval"
+    if re.fullmatch(r"\(.*,.*\)", pair):
+        return "tuple"
+    if _NUMBER.fullmatch(text):
+        return "number"
+    return "text" if re.fullmatch(r"\\text\{[A-Za-z ]{2,}\}|[A-Za-z]{3,}(?: [A-Za-z]+)*", text) else "expression"
+
+
+def _shown(row: Row) -> str:
+    return "\n".join([row.problem, *(f"({LETTERS[i]}) {text}" for i, text in enumerate(row.choices))])
+
+
+@lru_cache(maxsize=8)
+def _unreadable(answers: tuple[str, ...]) -> list[tuple[int, str]]:
+    return shared_verifier().unreadable(answers, timeout=10.0)
+
+
+@lru_cache(maxsize=8)
+def _from_file(name: str, file: Path) -> tuple[Row, ...]:
+    rows = []
+    for number, line in enumerate(file.read_text(encoding="utf-8").split("\n"), 1):
+        if line.strip():
+            try:
+                data = json.loads(line)
+            except json.JSONDecodeError as e:
+                raise UsageError(f"{name}: {file}:{number} is no JSON; expected {LINE}") from e
+            rows.append(_row(name, data, f"{file}:{number}"))
+    if not rows:
+        raise UsageError(f"{name}: {file} holds no lines")
+    return tuple(dict.fromkeys(rows))
+
+
+@lru_cache(maxsize=4)
+def _from_hub(name: str, repository: str, split: str) -> tuple[Row, ...]:
+    rows = from_hub(name, repository, None, split, LINE)
+    found = (_row(name, row, f"{repository} {split}[{i}]") for i, row in enumerate(rows))
+    return tuple(dict.fromkeys(found))
+
+
+def _row(name: str, data: Any, where: str) -> Row:
+    if not isinstance(data, Mapping) or not isinstance(data.get("problem", data.get("question")), str):
+        raise UsageError(f"{name}: {where} has no problem; expected {LINE}")
+    solution = str(data.get("solution") or "")
+    answer = data.get("answer")
+    if answer is None:
+        boxes = final_answers(solution, boxed_only=True)
+        answer = ", ".join(boxes)
+    choices = tuple(str(c) for c in data.get("choices") or ())
+    text = _letter(answer, choices, f"{name}: {where}") if choices else str(answer).strip()
+    if not text or isinstance(answer, bool):
+        raise UsageError(f"{name}: {where} has no answer; expected {LINE}")
+    kind = str(data.get("kind") or kind_of(text, choices))
+    if kind not in REQUESTS:
+        raise UsageError(f"{name}: {where} has the kind {kind!r}; known: {', '.join(REQUESTS)}")
+    level = re.search(r"\d+(?:\.\d+)?", str(data.get("level") or ""))
+    return Row(
+        problem=str(data.get("problem", data.get("question"))),
+        answer=text,
+        kind=kind,
+        level=float(level[0]) if level else None,
+        subject=str(data.get("subject") or data.get("type") or ""),
+        solution=solution,
+        choices=choices,
+    )
+
+
+def _letter(answer: Any, choices: Sequence[str], where: str) -> str:
+    """The letter of the right choice, which a row names by letter, by index from 0 or by its text."""
+    if len(choices) > len(LETTERS):
+        raise UsageError(f"{where} has {len(choices)} choices; at most {len(LETTERS)} are supported")
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(choices):
+        return LETTERS[answer]
+    text = str(answer).strip()
+    if text in choices:
+        return LETTERS[choices.index(text)]
+    letter = text.strip("().").upper()
+    if len(letter) == 1 and letter in LETTERS[: len(choices)]:
+        return letter
+    raise UsageError(f"{where}: the answer {text!r} is none of its choices (a letter, an index from 0, or the text)")
