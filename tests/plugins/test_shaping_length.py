@@ -253,7 +253,10 @@ def test_lengths_have_no_default(of: Any, missing: str) -> None:
 
 
 def test_forms_are_checked() -> None:
-    with pytest.raises(BindingError, match="form is 'max'; expected Literal"):
-        bind(length_l1, {"target": 5, "form": "max"}, who="reward")
-    with pytest.raises(BindingError, match="answers is 'correct'; expected Literal"):
-        bind(length_kimi, {"answers": "correct"}, who="reward")
+    """An unknown name must not count as one of the two forms."""
+    for of, args in ((length_l1, {"target": 5, "form": "max"}), (length_kimi, {"answers": "correct"})):
+        key, name = list(args.items())[-1]
+        with pytest.raises(BindingError, match=f"{key} is '{name}'; expected Literal"):
+            bind(of, args, who="reward")
+        with pytest.raises(RewardFault, match=f"{of.name}: {key} is '{name}'; expected one of "):
+            of(**args).score(of_length(10))

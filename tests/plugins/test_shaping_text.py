@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -148,6 +149,18 @@ def test_words_of_several_scripts() -> None:
     assert list(scripts("\U000103a0\U000103a1")) == [""]  # Old Persian, of no target language
 
 
+def test_long_texts_and_ngrams_take_no_time() -> None:
+    """A megabyte of text costs well under the time limit of a reward; an n-gram longer than any text costs nothing."""
+    said = rollout(TASK, "<think>" + "so 好 " * 100_000 + "</think>4")
+    started = time.perf_counter()
+    assert repetition.score(said).total < -0.99
+    assert repetition(ngram=10**12).score(said).total == 0
+    assert language_consistency(script="latin").score(said).total == 0.5
+    assert keyword(words=("because",), part="all").score(said).total == 0
+    assert boxed.score(rollout(TASK, "\\boxed{" + "{}" * 100_000)).total == 0
+    assert time.perf_counter() - started < 20
+
+
 def test_japanese_is_characters_and_kana() -> None:
     assert language_consistency(script="japanese").score(thought("日本語のテスト")).total == 1
     assert language_consistency(script="han").score(thought("日本語のテスト")).total == 3 / 7
@@ -207,8 +220,12 @@ def test_keywords_are_checked(args: dict[str, Any], message: str) -> None:
 
 
 def test_scripts_and_parts_are_checked() -> None:
+    """A recipe is refused when it is read; Python code gets a failure, not the score 0."""
     for of, args in ((language_consistency, {"script": "french"}), (repetition, {"part": "text"})):
-        with pytest.raises(BindingError, match="expected Literal"):
+        key, name = list(args.items())[-1]
+        with pytest.raises(BindingError, match=f"{key} is '{name}'; expected Literal"):
             bind(of, args, who="reward")
+        with pytest.raises(RewardFault, match=f"{key} is '{name}'; expected one of "):
+            of(**args).score(rollout(TASK, "a"))
     with pytest.raises(BindingError, match="needs the argument 'script'"):
         bind(language_consistency, {}, who="reward")

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import PositiveFloat, PositiveInt
 
 from quintain import Rollout, Task, group_reward, reward
 from quintain.errors import RewardFault
+
+Form = Literal["exact", "maximum"]
+Answers = Literal["right", "wrong"]
 
 
 @reward(range=(-math.inf, 1))
@@ -20,7 +23,7 @@ def length_l1(
     rollout: Rollout[Any, Any],
     *,
     target: PositiveInt | str,
-    form: Literal["exact", "maximum"] = "exact",
+    form: Form = "exact",
     alpha: PositiveFloat = 0.0003,
     delta: float = 0.5,
 ) -> float:
@@ -39,8 +42,10 @@ def length_l1(
         delta: the factor of a right answer of exactly the target length, form ``maximum``.
 
     Raises:
-        RewardFault: the target is not a number above 0, or *alpha* is not above 0.
+        RewardFault: the target or *alpha* is not a number above 0, or *form* is unknown.
     """
+    if form not in get_args(Form):
+        raise RewardFault(f"length_l1: form is {form!r}; expected one of {get_args(Form)}")
     if not alpha > 0:
         raise RewardFault(f"length_l1: alpha is {alpha!r}; expected a number above 0")
     missing = target_of(rollout.task, target) - rollout.tokens
@@ -64,7 +69,7 @@ def target_of(task: Task, target: float | str) -> float:
 
 
 @group_reward(range=(-0.5, 0.5))
-def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Literal["right", "wrong"] = "right") -> list[float]:
+def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Answers = "right") -> list[float]:
     """Kimi k1.5's length reward (arXiv:2501.12599, section 2.3.3), relative to the other answers of the group.
 
     With lambda = 0.5 - (n - shortest) / (longest - shortest), n being the length in tokens, it is lambda for right
@@ -79,7 +84,12 @@ def length_kimi(group: Sequence[Rollout[Any, Any]], *, answers: Literal["right",
 
     Args:
         answers: the kind of answers whose form it is.
+
+    Raises:
+        RewardFault: *answers* is unknown.
     """
+    if answers not in get_args(Answers):
+        raise RewardFault(f"length_kimi: answers is {answers!r}; expected one of {get_args(Answers)}")
     lengths = [rollout.tokens for rollout in group]
     shortest, longest = min(lengths, default=0), max(lengths, default=0)
     if shortest == longest:

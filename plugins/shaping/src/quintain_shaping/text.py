@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby, repeat
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import PositiveInt
 
@@ -19,7 +19,13 @@ Part = Literal["reasoning", "reply", "all"]
 
 
 def texts(rollout: Rollout[Any, Any], part: Part) -> list[str]:
-    """That part of each turn of the policy's own player."""
+    """That part of each turn of the policy's own player.
+
+    Raises:
+        RewardFault: *part* is unknown.
+    """
+    if part not in get_args(Part):
+        raise RewardFault(f"part is {part!r}; expected one of {get_args(Part)}")
     own = [turn for turn in rollout.turns if not turn.player]
     return [{"reasoning": turn.reasoning, "reply": turn.reply, "all": turn.text}[part] for turn in own]
 
@@ -51,7 +57,7 @@ def repetition(rollout: Rollout[Any, Any], *, ngram: PositiveInt = 3, part: Part
     distinct = total = 0
     for text in texts(rollout, part):
         words = _WORD_LIKE.findall(text.lower())
-        ngrams = list(zip(*(words[i:] for i in range(ngram)), strict=False))
+        ngrams = [tuple(words[i : i + ngram]) for i in range(len(words) - ngram + 1)]
         distinct, total = distinct + len(set(ngrams)), total + len(ngrams)
     return distinct / total - 1 if total else 0.0
 
@@ -93,7 +99,12 @@ def language_consistency(rollout: Rollout[Any, Any], *, script: Script, part: Pa
     Args:
         script: of the target language.
         part: what is read: ``reasoning``, ``reply``, or ``all`` that was sampled.
+
+    Raises:
+        RewardFault: *script* is unknown.
     """
+    if script not in get_args(Script):
+        raise RewardFault(f"language_consistency: script is {script!r}; expected one of {get_args(Script)}")
     accepted = {"han", "kana"} if script == "japanese" else {script}
     found = [found for text in texts(rollout, part) for found in scripts(text)]
     if not found:
