@@ -39,21 +39,18 @@ RANK = {part: rank for rank, layer in enumerate(LAYERS) for part in layer}
 ROOT_FILES = {"__init__", "__main__", "errors", "tracebacks"}
 """The modules that lie directly in the package; `errors` and `tracebacks` may import each other in one direction."""
 
-ROOT_CONSTANTS = {"API_VERSION", "__version__"}
-"""What a module may import from the package itself. Both are plain assignments in ``__init__.py``, which has run before
-any module of the package does, so they are an edge to nothing. Every other name of the root goes through its lazy
-table, which reaches up to all layers."""
+ROOT_NAMES = {"API_VERSION", "__version__", "lazy_names"}
+"""What a module may import from the package itself. All are defined in ``__init__.py``, which has run before any module
+of the package does, so they are an edge to nothing. Every other name of the root is lazy and reaches up to all
+layers."""
 
 KERNEL_FOLDERS = {"types", "interfaces", "registry", "rollouts"}
 KERNEL_MODULES = {PACKAGE, *(f"{PACKAGE}.{name}" for name in ("__main__", "errors", "tracebacks", "training.loop"))}
 KERNEL_LIBRARIES = {"pydantic", "pluggy"}
 
 COMPUTED_IMPORTS = {
-    PACKAGE,  # the lazy table of public names
-    f"{PACKAGE}.evaluation",  # the same, for plugins
-    f"{PACKAGE}.models",  # the same, for plugins
-    f"{PACKAGE}.training",  # the same, for plugins
-    f"{PACKAGE}.testing",  # the same, because pytest imports the package at every start
+    PACKAGE,  # the public names, and those of the packages for plugins
+    f"{PACKAGE}.testing",  # the same without its root, because pytest imports the package at every start
     f"{PACKAGE}.cli",  # the table of commands
     f"{PACKAGE}.registry.lookup",  # modules that a recipe names
 }
@@ -214,7 +211,7 @@ def internal(checkout: Checkout) -> Iterator[Import]:
         if module.name == PACKAGE:
             continue
         for one in imports(module, checkout.package):
-            if inside(one.target) and not (one.target == PACKAGE and one.name in ROOT_CONSTANTS):
+            if inside(one.target) and not (one.target == PACKAGE and one.name in ROOT_NAMES):
                 yield one
 
 
@@ -438,13 +435,17 @@ def undeclared_exports(checkout: Checkout) -> list[str]:
 def exports(module: Module) -> set[str] | None:
     """The names in a module's ``__all__``; None where it has none.
 
-    One that is computed from a lazy table has its string literals and what the module imports for type checkers.
+    `lazy_names` gives a package one: what it imports for type checkers, and the names in the call.
     """
     for node in module.top:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", node)]
-        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value and "__all__" in map(dotted, targets):
-            names = {n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-            return names if isinstance(node.value, (ast.List, ast.Tuple)) else names | type_checking_names(module)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
+            literals = (n.value for n in ast.walk(node.value) if isinstance(n, ast.Constant))
+            names = {value for value in literals if isinstance(value, str)}
+            if "__all__" in map(dotted, targets):
+                return names
+            if isinstance(node.value, ast.Call) and dotted(node.value.func) == "lazy_names":
+                return names | type_checking_names(module)
     return None
 
 

@@ -5,6 +5,9 @@ Public names are imported when first used, so ``import quintain`` costs next to 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -38,25 +41,6 @@ __version__ = "0.1.0"
 API_VERSION = 1
 """Of the contract with plugins; a manifest names the one it was written for. It changes only when something breaks."""
 
-_HOMES = {
-    "errors": "InfrastructureError LimitReached PolicyFault QuintainError",
-    "interfaces.agent": "Agent Limits",
-    "interfaces.algorithm": "Algorithm KL",
-    "interfaces.engine": "Engine Replay Reply TokenEngine Weights",
-    "interfaces.environment": "control Demonstration Environment",
-    "interfaces.pieces": "advantage aggregation correction group_filter objective optimizer_step per_group Piece",
-    "interfaces.reward": "group_reward Reward reward",
-    "interfaces.sampling_plan": "SamplingPlan",
-    "interfaces.service": "Judge Judgement Likelihood need Sandbox Service Workers",
-    "interfaces.tools": "Tool ToolSpec",
-    "types.rollout": "Group Rollout Score Termination Turn",
-    "types.sampling": "Sampling ThinkingBudget",
-    "types.task": "Message Task ToolCall",
-    "types.transcript": "Sampled Transcript",
-}
-"""Module to the public names that it defines."""
-_HOME = {name: module for module, names in _HOMES.items() for name in names.split()}
-
 __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
     "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "control", "correction", "Demonstration",
     "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
@@ -67,13 +51,31 @@ __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
 ]  # fmt: skip
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'quintain' has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+def lazy_names(package: str, *more: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of *package*: each name that its ``if TYPE_CHECKING:`` imports is imported at
+    first use, so that one table serves type checkers and Python; ``__all__`` has these names and *more*.
+    """
+    module = sys.modules[package]
+
+    @cache
+    def homes() -> dict[str, str]:
+        import ast
+        import inspect
+
+        block = next(node for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.If))
+        imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: f"{'.' * node.level}{node.module}" for node in imports for alias in node.names}
+
+    def get(name: str) -> Any:
+        if name == "__all__":
+            return sorted([*more, *homes()], key=str.casefold)
+        if name.startswith("__") or name not in homes():
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(homes()[name], package), name)
+        setattr(module, name, value)
+        return value
+
+    return get, lambda: sorted({*vars(module), *homes()})
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__)

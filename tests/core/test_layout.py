@@ -149,12 +149,12 @@ def test_import_of_the_root_is_found(checkout: Any, copy: Path, plant: Plant) ->
     assert "reaches up" in new("layers", checkout, copy)[0]
 
 
-def test_root_constants_are_plain(checkout: Any) -> None:
-    """What may be imported from the root is assigned there, before anything is imported from the package."""
+def test_root_names_are_defined_there(checkout: Any) -> None:
+    """What may be imported from the root is defined there, before anything is imported from the package."""
     root = checkout.package["quintain"]
     assigned = {layout.dotted(t) for n in root.top if isinstance(n, ast.Assign) for t in n.targets}
 
-    assert assigned >= layout.ROOT_CONSTANTS
+    assert assigned | {n.name for n in root.top if isinstance(n, ast.FunctionDef)} >= layout.ROOT_NAMES
 
 
 def test_part_without_a_layer_is_found(checkout: Any, copy: Path, plant: Plant) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .. import __version__
+from .. import __version__, lazy_names
 from ..errors import PluginError, QuintainError, UnknownNameError, UsageError
 from ..tracebacks import said_by
 
@@ -49,28 +49,8 @@ COMMANDS = {
 
 INTERRUPTED = 130
 
-_HOMES = {
-    "..interfaces.pieces": ("Kind", "every_piece"),
-    "..registry.binding": ("SECTION", "Field", "Signature", "parameter_docs", "signature_of", "type_name"),
-    "..registry.discovery": ("KINDS", "PLUGINS", "Component", "normalise"),
-    "..registry.local": ("meant",),
-    "..registry.lookup": ("Registry", "current"),
-    "..registry.pieces": ("import_algorithms",),
-    ".evaluate": ("services_of",),
-    ".listing": ("Line", "clash", "kind_of", "line_of"),
-    ".options": ("Count",),
-    ".train": ("sigterm_as_ctrl_c",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(["main", *_HOME], key=str.casefold)
-
-
-def __getattr__(name: str) -> Any:
-    # Helpers that plugin commands share; `quintain --help` imports none of them.
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name], __name__), name)
+# Helpers that plugin commands share; `quintain --help` imports none of them.
+__getattr__, __dir__ = lazy_names(__name__, "main")
 
 
 class Commands(click.Group):

@@ -6,8 +6,9 @@ The names below are what plugins may import from here; each module is imported w
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
 
 if TYPE_CHECKING:
     from ..interfaces.tokenizer import ChatTokenizer as ChatTokenizer
@@ -22,26 +23,4 @@ if TYPE_CHECKING:
     from .load import load_model as load_model
     from .tokenizer import HFTokenizer as HFTokenizer
 
-_HOMES = {
-    "..interfaces.tokenizer": ("ChatTokenizer",),
-    ".forward": ("Forward", "TokenSequence"),
-    ".hf": ("offline", "quiet", "unreachable"),
-    ".layers": ("fuse_storage",),
-    ".load": ("LoadedModel", "as_device", "load_model"),
-    ".tokenizer": ("HFTokenizer",),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME, key=str.casefold)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__)

@@ -274,10 +274,9 @@ def _as_constant(component: Any, key: str) -> str:
         value, (str, bool, int, float, list, tuple, dict)
     ):
         return ""
-    kind = type(value).__name__
     return (
         f": {key} has no annotation in {owner.__name__}, so it is a constant of the class; write "
-        f"`{key}: {kind} = {value!r}` to make it an argument"
+        f"`{key}: {type(value).__name__} = {value!r}` to make it an argument"
     )
 
 
@@ -329,9 +328,8 @@ def _filled(signature: Signature, services: Mapping[str, Any] | None, who: str, 
         service = filled[need.parameter] = services[need.slot]
         expected = typing.get_origin(need.type) or need.type
         checkable = isinstance(expected, type) and expected not in (MISSING, Any)  # since 3.11 Any is a class
-        if getattr(expected, "_is_protocol", False) and not getattr(expected, "_is_runtime_protocol", False):
-            checkable = False
-        if checkable and not isinstance(service, expected):
+        structural = getattr(expected, "_is_protocol", False) and not getattr(expected, "_is_runtime_protocol", False)
+        if checkable and not structural and not isinstance(service, expected):
             kind = type(service).__qualname__
             faults.append(f"{who}: [services.{need.slot}] is a {kind}; expected {type_name(need.type)}")
     return filled

@@ -26,14 +26,15 @@ class Registry:
     """Components by kind and name: *components*, or by default the installed ones, discovered on first use."""
 
     def __init__(self, components: Iterable[Component] | None = None) -> None:
-        self._explicit = None if components is None else tuple(components)
+        if components is not None:
+            self._installed = tuple(components)
         self._added: list[Component] = []
         self._loaded: dict[Component, Any] = {}
         self._manifests: dict[str, Manifest | None] = {}
 
     @cached_property
     def _installed(self) -> tuple[Component, ...]:
-        return tuple(discover()) if self._explicit is None else self._explicit
+        return tuple(discover())
 
     def components(self, kind: str | None = None) -> list[Component]:
         """Every component, or those of one *kind*, sorted by kind and name."""

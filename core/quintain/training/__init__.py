@@ -5,8 +5,9 @@ The names below are what plugins may import from here; each module is imported w
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from .. import lazy_names
 
 if TYPE_CHECKING:
     from ..interfaces.environment import yielded as yielded
@@ -73,52 +74,4 @@ if TYPE_CHECKING:
     from .tasks import TaskStream as TaskStream
     from .tasks import shuffled as shuffled
 
-_HOMES = {
-    "..interfaces.environment": ("yielded",),
-    "..rollouts.chat.bridge": ("Conversation", "stops"),
-    "..rollouts.chat.thinking_budget": ("cut_where_stopped",),
-    "..rollouts.chat.tool_calls": ("parse",),
-    "..rollouts.runner": ("RolloutRequest", "run_groups"),
-    "..services.manager": ("BY_OPTION", "Choice"),
-    "..types.rollout": ("SCORE_TOLERANCE", "reaches"),
-    "..types.sampling": ("derived_seed",),
-    "..types.task": ("messages_of",),
-    ".build": ("embedded_engine", "learner_options", "run_training", "seed_everything"),
-    ".check": ("check_recipe",),
-    ".checkpoint": ("save_model",),
-    ".hooks": ("Hooks",),
-    ".interrupts": ("run_stoppable", "stop_on_signal"),
-    ".metrics": ("TRAINING", "alert_intervals", "distinct", "failures_in", "success_of", "times"),
-    ".recipe.load": ("bundled",),
-    ".recipe.tables": ("EnvironmentTable", "Recipe", "override"),
-    ".resolve": (
-        "chosen",
-        "is_model_source",
-        "opened_environments",
-        "pinned",
-        "resolve_algorithm",
-        "resolve_environment_table",
-    ),
-    ".run": ("Run",),
-    ".run_folder": ("RunFolder",),
-    ".runs": ("find_run", "free_name", "model_named"),
-    ".screen": ("Screen", "clock", "for_terminal", "printable", "program"),
-    ".sources": ("ModelRequest", "ModelSource", "model_source"),
-    ".storage": ("lock_owner", "plain", "steps_in", "storing", "take_lock", "write_atomically"),
-    ".tasks": ("Curriculum", "Pick", "TaskReader", "TaskStream", "WINDOW", "shuffled"),
-}
-_HOME = {name: module for module, names in _HOMES.items() for name in names}
-
-__all__ = sorted(_HOME, key=str.casefold)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(_HOME[name], __name__), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__)
