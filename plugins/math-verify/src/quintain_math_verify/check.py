@@ -86,6 +86,9 @@ def _plain(text: str) -> str:
         text,
     )
     text = re.sub(r"(?<=[\[(])([^\[\](),;]+[,;][^\[\](),;]+)\[(?![^\]]*\])", r"\1)", text)
+    text = re.split(r"\\(?:Rightarrow|Longrightarrow|therefore)(?![A-Za-z])", text)[-1].strip()
+    if re.fullmatch(r"\{[^{}]*[:|][^{}]*\}", text):  # braces that were meant to be seen
+        text = rf"\{{{text[1:-1]}\}}"
     worded = sets.worded(structure.words(text))
     return structure.unwrapped(worded or text.strip())
 
@@ -416,6 +419,8 @@ def _ratios(gold: str, answer: str) -> bool | None:
 def _quantities(gold: str, answer: str) -> bool | None:
     """Values with units: the unit may be missing on one side; two units must measure the same, in one size."""
     a, b = quantity(gold), quantity(answer)
+    if a is not None and a.dimensions and b is not None and not b.dimensions:
+        b = quantity(re.sub(r"(?<=[\d}])([A-Za-z])$", r"\\text{\1}", answer))  # 5m, where the reference is in metres
     if a is None or b is None:
         return False
     if a.percent or b.percent:
@@ -433,12 +438,8 @@ def _quantities(gold: str, answer: str) -> bool | None:
 
 
 def _percent(a: Quantity, b: Quantity) -> bool:
-    """``50\\%`` is 0.5; a bare 50 is taken for it, too. Two percentages, or 50 for 0.5, are compared as they are."""
+    """``50\\%`` is 0.5, and no other number: a sign that is left out or added is a factor of 100."""
     if a.dimensions or b.dimensions:
-        return False
-    if equal(a.value, b.value):
-        return True
-    if a.percent and b.percent:
         return False
     hundredth = [rf"\frac{{{q.value}}}{{100}}" if q.percent else q.value for q in (a, b)]
     return equal(*hundredth)

@@ -37,7 +37,7 @@ def expression(text: str) -> Any:
         raise Unreadable(text)
     source = _DECIMAL.sub(_exact, text)
     source = re.sub(r"(\d+|\))\^\{?\\circ\}?", r"\1\\cdot\\frac{\\pi}{180}", source)
-    source = re.sub(r"(\d|\)|\\pi)\(", r"\1\\cdot(", source)  # the parser takes 2(3) for a mixed number
+    source = re.sub(r"(?<![\w^.])(\d+|\)|\\pi)\(", r"\1\\cdot(", source)  # the parser takes 2(3) for a mixed number
     source = re.sub(r"\\cdot\s*\\cdot", r"\\cdot", source)
     try:
         value = latex2sympy(source, is_real=True, convert_degrees=False, normalization_config=None)

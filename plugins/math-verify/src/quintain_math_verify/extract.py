@@ -7,18 +7,19 @@ import re
 LONGEST_STATEMENT = 300
 """Characters of a final statement without a box; longer text is an explanation, not an answer."""
 
-_CLOSED = re.compile(r"(?i)</\s*(?:think|thinking|thought|reasoning)\s*>|<\|end_of_thought\|>|◁/think▷")
-_OPENED = re.compile(r"(?i)<\s*(?:think|thinking|thought|reasoning)\s*>|<\|begin_of_thought\|>|◁think▷")
+_TAG = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|analysis)"
+_CLOSED = re.compile(rf"(?i)<\|?\s*/\s*{_TAG}\s*\|?>|\[/{_TAG}\]|<\|end_of_thought\|>|◁/think▷")
+_OPENED = re.compile(rf"(?i)<\|?\s*{_TAG}\s*\|?>|\[{_TAG}\]|<\|begin_of_thought\|>|◁think▷")
 _ANSWER_OPENED = re.compile(r"(?i)<\s*answer\s*>|<\|begin_of_solution\|>")
 _ANSWER_CLOSED = re.compile(r"(?i)</\s*answer\s*>|<\|end_of_solution\|>")
 _BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\boxed[ \t](?P<bare>[-+]?[0-9A-Za-z.]+)(?=[\s$.,]|$)|\\.|[{}]", re.DOTALL)
 _MARKER = re.compile(
-    r"(?i)####|\b(?:final\s+)?(?:answer|result|solution)\s*\**\s*(?:is\s*:|is\b|:|=)|\bthe\s+answer\s*\**\s*[:=]"
+    r"(?i)####|\b(?:final\s+)?(?:answer|result|solution)\s*\**\s*(?:is\s*:|is\b|:|=)|\banswer\s*(?=\$|\\[(\[])"
 )
 _TRAILER = re.compile(r"(?i)[\s.]*i hope (?:it|this) is correct[\s.!]*$|<\|[a-z_]+\|>\s*$|</s>\s*$")
-_JOIN = re.compile(
-    r"(?i)[\s$\\\]\[(){},;.&*]*(?:\\text\{)?\s*(?:and|or|as\s+well\s+as)?\s*\}?[\s$\\\]\[(){},;&*]*(?:quad|qquad)?[\s$\\]*"
-)
+_SPACING = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! \[\]()]|text\w*(?=\{))")
+_PUNCTUATION = re.compile(r"[\s$(){},;.&A-Za-z]*")
+_CONJUNCTIONS = {"and", "or", "as", "well", "also"}
 _ALTERNATIVE = re.compile(r"(?i)\b(?:or|either|alternatively|otherwise|perhaps|maybe|possibly|could\s+be|might\s+be)\b")
 _NEXT_SENTENCE = re.compile(r"[.!?]\s*\**\s+\S|[.!?][)\"*]*\s*\n\s*\S")
 
@@ -85,12 +86,18 @@ def _last_group(text: str, boxes: list[tuple[int, int, str]]) -> list[str]:
     group = [boxes[-1]]
     for box in reversed(boxes[:-1]):
         between = text[box[1] : group[0][0]]
-        near = len(between) <= 80 and (_JOIN.fullmatch(between) or _ALTERNATIVE.search(between))
+        near = len(between) <= 80 and (_joins(between) or _ALTERNATIVE.search(between))
         if not near:
             break
         group.insert(0, box)
     contents = [content.strip() for _, _, content in group]
     return list(dict.fromkeys(c for c in contents if c))
+
+
+def _joins(between: str) -> bool:
+    """Whether there is nothing but punctuation and a conjunction between two boxes."""
+    plain = _SPACING.sub(" ", between)
+    return bool(_PUNCTUATION.fullmatch(plain)) and set(re.findall("[a-z]+", plain.lower())) <= _CONJUNCTIONS
 
 
 def _statement(text: str) -> str:
@@ -102,6 +109,8 @@ def _statement(text: str) -> str:
     tail = tail.strip().strip("*").strip().lstrip(":=").strip().rstrip(".!").strip().strip("*").strip()
     if not tail or len(tail) > LONGEST_STATEMENT or _NEXT_SENTENCE.search(tail) or "\n\n" in tail:
         return ""
+    sentence = re.fullmatch(r"(?i)(?:the|our)\b[^.]*?\b(?:is|are|equals)\b:?\s*(.+)", tail) if last else None
+    tail = sentence[1] if sentence else tail
     return tail if last or _bare(tail) else ""
 
 

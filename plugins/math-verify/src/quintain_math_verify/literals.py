@@ -13,11 +13,11 @@ _RATIONAL = re.compile(
     rf"|(?P<plain>{_DECIMAL})(?:\\cdot10\^(?:\{{(?P<power>[+-]?\d{{1,3}})\}}|(?P<digit>\d)))?)"
 )
 _BASED = re.compile(
-    r"\(?(?:\\text\{)?(?P<digits>[0-9A-Za-z]+)\}?\)?_(?:\{(?:\\text\{)?(?P<long>[a-z]+|\d{1,2})\}?\}|\\text\{(?P<word>[a-z]+)\}|(?P<short>\d))"
+    r"\(?(?:\\text\{)?(?P<digits>[0-9A-Za-z]+)\}?\)?_(?:\{\(?(?:\\text\{)?(?P<long>[a-z]+|\d{1,2})\}?\)?\}|\\text\{(?P<word>[a-z]+)\}|(?P<short>\d))"
 )
 _PREFIXED = re.compile(r"0(?P<base>[bBoOxX])(?P<digits>[0-9A-Fa-f]+)")
 _SPOKEN = re.compile(
-    r"(?P<digits>[0-9A-Fa-f]+)\s*\\?(?:text\{)?\s*\(?(?:in)?\s*base\s*-?(?P<base>\d{1,2}|[a-z]+)\)?\}?"
+    r"(?P<digits>[0-9A-Fa-f]+)\s*\\?(?:text\{)?\s*\(?(?:in)?\s*base\s*\}?\s*-?(?P<base>\d{1,2}|[a-z]+)\)?\}?"
 )
 _NAMES = "two three four five six seven eight nine ten eleven twelve".split()
 _WORDS = {name: base for base, name in enumerate(_NAMES, 2)} | {"sixteen": 16, "binary": 2, "octal": 8, "decimal": 10}
@@ -28,7 +28,7 @@ def rational(text: str) -> Fraction | None:
     """The exact value of a normalised literal: whole number, decimal, fraction of these, or times a power of ten."""
     while text.startswith("(") and text.endswith(")") and text.count("(") == 1:
         text = text[1:-1]
-    match = _RATIONAL.fullmatch(text.replace(" ", "")) if len(text) <= 2100 else None
+    match = _RATIONAL.fullmatch(text) if len(text) <= 2100 else None
     if match is None:
         return None
     if match["plain"] is not None:

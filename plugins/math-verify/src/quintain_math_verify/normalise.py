@@ -109,7 +109,7 @@ def _delimiters(text: str) -> str:
 
 
 def _styles(text: str) -> str:
-    text = re.sub(r"\\!|\\/", "", text)
+    text = re.sub(r"\\!\s*|\\/", "", text)
     text = re.sub(r"(\d)\\,(?=\d{3}(?!\d))", r"\1", text)
     text = _STYLE.sub(" ", text)
     text = _SPACE.sub(" ", re.sub(r"(?<!\\)\\,", " ", text))
@@ -126,7 +126,12 @@ def _texts(text: str) -> str:
     def content(match: re.Match[str]) -> str:
         inside = match[1].strip()
         letter = inside in ("i", "e") or (len(inside) == 1 and inside.isalpha() and match.start() == 0)
-        return inside if letter or re.fullmatch(r"[-+]?[\d.,/]+", inside) else rf"\text{{{inside}}}"
+        if letter or re.fullmatch(r"[-+]?[\d.,/:]+", inside):
+            return inside
+        if match.string[match.end() : match.end() + 1] == "_" and inside.isalnum():
+            return inside  # digits with a base
+        counted = re.fullmatch(r"([-+]?[\d.,/]+)\s*([A-Za-z][A-Za-z ]*)", inside)
+        return rf"{counted[1]}\text{{{counted[2]}}}" if counted else rf"\text{{{inside}}}"
 
     def unwrapped(match: re.Match[str]) -> str:
         inside = match[1].strip()
@@ -136,6 +141,7 @@ def _texts(text: str) -> str:
 
     text = _WRAP.sub(unwrapped, text)
     text = re.sub(r"\\(?:mathrm|mathbf|mathit|operatorname|vec|hat)\s+([A-Za-z])(?![A-Za-z])", r"\1", text)
+    text = re.sub(r"\^\s*\{?\s*\\text\w*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", "", text)
     return _TEXT.sub(content, text)
 
 
@@ -205,6 +211,7 @@ def _numbers(text: str) -> str:
     text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d)(?<=000))", "", text)
     text = re.sub(r"(\d*)\.(\d*?)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))", _repeating_block, text)
     text = re.sub(r"(\d*)\.(\d*?)(\d{1,6}?)\3{1,}\d*?(?:\.\.\.|\\ldots)", _repeating_dots, text)
+    text = re.sub(r"(\\frac\{\d+\}\{9+0*\})(?:\\ldots|\.\.\.)", r"\1", text)
     text = re.sub(r"(?<!\d)\.(?=\d)", "0.", text)
     return re.sub(r"(?<=\d)\.(?=$|[\s}\\,)])(?!\.)", "", text)
 

@@ -115,6 +115,8 @@ class Verifier:
         if not found:
             return Verdict(kind=VerdictKind.NO_ANSWER, reason="no answer found")
         shown = "; ".join(found)[:200]
+        if found == [gold.strip()] and not _meaningless(reference):
+            return Verdict(kind=VerdictKind.CORRECT, answer=shown)
         if any(len(a) > 20 * LONGEST for a in found):
             return Verdict(kind=VerdictKind.TOO_LARGE, answer=shown, reason=f"more than {20 * LONGEST} characters")
         answers = tuple(filter(None, map(_normalised, found)))
@@ -186,8 +188,8 @@ def _meaningless(gold: str) -> bool:
 def _reference(gold: str) -> str:
     """A reference answer, normalised: LaTeX or plain, in a box or not, in dollar signs or not."""
     text = gold.strip()
-    boxed = final_answers(text, boxed_only=True)
-    return normalise(";".join(boxed) if boxed else text)
+    boxed = final_answers(text, boxed_only=True) if "box" in text else []
+    return _normalised(";".join(boxed) if boxed else text)
 
 
 @lru_cache(maxsize=16384)
