@@ -13,7 +13,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 Answer = tuple[Hashable | None, float]
 """What a sample answered (``None``: it gave no answer) and how right that was, 0 to 1."""
@@ -33,11 +32,6 @@ class Estimate:
     samples: int
     effective: float
     confidence: float = 0.95
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        interval = [round(self.low, 6), round(self.high, 6)]
-        return {"value": self.value, "interval": interval, "tasks": self.tasks, "samples": self.samples}
 
     def __str__(self) -> str:
         return f"{self.value:.1%} [{self.low:.1%}, {self.high:.1%}]"

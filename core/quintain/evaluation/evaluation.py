@@ -56,11 +56,6 @@ class TaskResult:
     reward: float
     answers: tuple[tuple[str | None, float], ...]
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain data, without the votes."""
-        names = ["id", "samples", "right", "failed", "reward", *([] if self.level is None else ["level"])]
-        return {name: getattr(self, name) for name in names}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:

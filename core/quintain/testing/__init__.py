@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from .scripted import Script, ScriptedEngine
     from .suites import EnvironmentSuite, RewardSuite
 
-    T = TypeVar("T", bound=Task)
-else:
-    T = TypeVar("T")
+T = TypeVar("T", bound="Task")
 
 __all__ = ["EnvironmentSuite", "RewardSuite", "ScriptedEngine", "isolated_plugins", "rollout", "run_episode"]
 

@@ -11,9 +11,7 @@ from ..types.task import Message, ToolCall
 
 
 class ByteTokenizer:
-    """Bytes as ids (0-255) and four special tokens; needs no library, so authors test exact tokens in a bare
-    install.
-    """
+    """Bytes as ids (0-255) and four special tokens."""
 
     name = "bytes"
     SPECIAL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|pad|>")

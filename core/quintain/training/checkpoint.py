@@ -26,32 +26,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 from .. import __version__
 from ..errors import RunError, StorageError
+from ..interfaces.learner import PolicyLearner
 from .run_folder import RunFolder
 from .storage import TEMPORARY, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder
-
-if TYPE_CHECKING:
-    from torch import nn
 
 FORMAT = 1
 SUMS = "SHA256SUMS"
 _SPARE = 8_000_000
 """Bytes reserved for tokenizer, configuration and state."""
-
-
-class Trainable(Protocol):
-    """The part of a learner that a checkpoint needs (`quintain.learning.learner.Learner`)."""
-
-    module: nn.Module
-
-    def state_dict(self, *, weights: bool = True) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
-
-    def weights(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +109,7 @@ class Checkpoint:
             content = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
             return dict(_put_back(content, self.path / "state.pt"))
 
-    def restore(self, learner: Trainable) -> dict[str, Any]:
+    def restore(self, learner: PolicyLearner) -> dict[str, Any]:
         """Restore *learner* and the random-number generators of the process; return the state of the run.
 
         Raises:
@@ -160,7 +146,7 @@ class CheckpointManager:
     def __init__(self, folder: RunFolder, *, tokenizer: Any, keep: int = 3, best: bool = True) -> None:
         self.folder, self.tokenizer, self.keep, self.keep_best = folder, tokenizer, keep, best
 
-    def save(self, step: int, *, learner: Trainable, state: Mapping[str, Any], best: bool = False) -> Path:
+    def save(self, step: int, *, learner: PolicyLearner, state: Mapping[str, Any], best: bool = False) -> Path:
         """Write the checkpoint of *step*; old ones are deleted once it is complete and on the disk.
 
         Args:
@@ -228,7 +214,7 @@ def best(folder: RunFolder) -> Checkpoint | None:
     return next((c for c in reversed(checkpoints) if c.best), checkpoints[-1] if checkpoints else None)
 
 
-def save_model(folder: Path, learner: Trainable, tokenizer: Any, about: Mapping[str, Any]) -> None:
+def save_model(folder: Path, learner: PolicyLearner, tokenizer: Any, about: Mapping[str, Any]) -> None:
     """Write a *folder* for ``from_pretrained``, with *about* as ``quintain.json``; on an error nothing is written.
 
     Args:
@@ -294,8 +280,8 @@ def _no_room(error: BaseException) -> bool:
     return any(sign in str(error) for sign in signs)
 
 
-def _weight_bytes(learner: Trainable) -> int:
-    return sum(p.numel() * p.element_size() for p in learner.module.parameters()) + _SPARE
+def _weight_bytes(learner: PolicyLearner) -> int:
+    return int(sum(p.numel() * p.element_size() for p in learner.module.parameters())) + _SPARE
 
 
 def _tensor_bytes(value: Any) -> Iterator[int]:
@@ -308,7 +294,7 @@ def _tensor_bytes(value: Any) -> Iterator[int]:
         yield value.numel() * value.element_size()
 
 
-def _write_model(path: Path, learner: Trainable, tokenizer: Any) -> None:
+def _write_model(path: Path, learner: PolicyLearner, tokenizer: Any) -> None:
     from transformers.utils import logging
 
     module: Any = learner.module
@@ -328,7 +314,7 @@ def _write_model(path: Path, learner: Trainable, tokenizer: Any) -> None:
         tokenizer.save_pretrained(path)
 
 
-def _write_learner(folder: Path, learner: Trainable) -> None:
+def _write_learner(folder: Path, learner: PolicyLearner) -> None:
     import torch
 
     whole = _saved_exactly(learner.module, folder / "model")

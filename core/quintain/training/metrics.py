@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -107,16 +107,9 @@ def _uniform(group: AnyGroup) -> str:
 
 def lengths(valid: Sequence[AnyRollout]) -> Metrics:
     """Sampled tokens per rollout, also by right and wrong answers; turns, if a rollout has several."""
-    out: Metrics = {}
-    chosen: dict[str, Callable[[AnyRollout], bool]] = {
-        "mean": lambda r: True,
-        "right": _right,
-        "wrong": lambda r: not _right(r),
-    }
-    for name, fits in chosen.items():
-        tokens = [r.tokens for r in valid if fits(r)]
-        if tokens:
-            out[f"length.{name}"] = fmean(tokens)
+    right, wrong = [r for r in valid if _right(r)], [r for r in valid if not _right(r)]
+    parts = {"mean": valid, "right": right, "wrong": wrong}
+    out: Metrics = {f"length.{name}": fmean(r.tokens for r in part) for name, part in parts.items() if part}
     if valid:
         out["length.max"] = max(r.tokens for r in valid)
         if any(len(r.turns) > 1 for r in valid):

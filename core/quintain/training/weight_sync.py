@@ -5,16 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from ..errors import PluginError
 from ..interfaces.engine import TokenEngine, Weights
-
-
-class WeightCopy(Protocol):
-    """A copy of the learner's module, for an engine that decodes a live module (see `models.snapshot.Snapshot`)."""
-
-    def refresh(self, weights: Weights | None) -> None: ...
+from ..models.snapshot import Snapshot
 
 
 @dataclass(kw_only=True)
@@ -47,10 +42,10 @@ class WeightSync:
     run is reproducible bit for bit.
 
     Args:
-        weight_copy: the module that the engine decodes, if it decodes a live one and there is a staleness.
+        weight_copy: a copy of the module, which the engine decodes, if it decodes a live one and there is a staleness.
     """
 
-    def __init__(self, engine: TokenEngine, *, staleness: int = 0, weight_copy: WeightCopy | None = None) -> None:
+    def __init__(self, engine: TokenEngine, *, staleness: int = 0, weight_copy: Snapshot | None = None) -> None:
         self._engine, self._staleness, self._weight_copy = engine, staleness, weight_copy
         self._held: list[SyncedWeights] = []  # the last staleness + 1, the oldest first
 

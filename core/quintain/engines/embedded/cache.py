@@ -37,10 +37,6 @@ class KVStore:
         """Tokens that fit in a row now."""
         return self.data.shape[4]
 
-    @property
-    def bytes(self) -> int:
-        return self.data.numel() * self.data.element_size()
-
     def reserve(self, rows: int, length: int) -> None:
         """Make room for *rows* rows of *length* tokens; the content stays."""
         if rows <= self.rows and length <= self.capacity:
@@ -49,10 +45,6 @@ class KVStore:
         bigger = self._empty(max(rows, self.rows), max(grown, self.capacity))
         bigger[:, :, : self.rows, :, : self.capacity] = self.data
         self.data = bigger
-
-    def release(self) -> None:
-        """Free the memory."""
-        self.data = self._empty(0, 0)
 
     def copy(self, sources: Sequence[int], targets: Sequence[int], length: int) -> None:
         """Copy the first *length* tokens of each source row to its target row; all are read before any write."""
