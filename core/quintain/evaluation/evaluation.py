@@ -86,7 +86,7 @@ class Evaluation:
         return tuple(self._result(g) for g in self.groups)
 
     def _result(self, group: AnyGroup) -> TaskResult:
-        outcomes = [_outcome(r) for r in group.valid]
+        outcomes = [r.outcome.of_player("") if r.outcome else 0.0 for r in group.valid]  # of the policy's own player
         answers = tuple(
             (self.answer_of(r), float(reaches(v, self.success))) for r, v in zip(group.valid, outcomes, strict=True)
         )
@@ -345,11 +345,6 @@ def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
             f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with --samples)"
         )
     return tuple(sorted({1, *ks})) if ks else default_ks(samples)
-
-
-def _outcome(rollout: AnyRollout) -> float:
-    """What the outcome gives the policy's own player."""
-    return rollout.outcome.of_player("") if rollout.outcome else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

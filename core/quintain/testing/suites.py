@@ -204,7 +204,8 @@ class EnvironmentSuite(_Suite):
             back = Rollout.from_json(data, type(r.task), type(r.result))
             assert (back.task, back.result) == (r.task, r.result)
             assert back.to_json() == data
-            again = self.run(rescore(environment, _group_of(back), self._started)).rollouts[0]
+            group = Group(task=back.task, rollouts=(back,), environment=back.environment)
+            again = self.run(rescore(environment, group, self._started)).rollouts[0]
             assert (again.outcome, again.shaping) == (r.outcome, r.shaping), "a stored rollout scores differently"
 
     def test_episodes_are_reproducible(self) -> None:
@@ -298,10 +299,6 @@ def _babbler(delay: float = 0.0) -> ScriptedEngine:
 
 def _played(rollout: Rollout[Any, Any]) -> Rollout[Any, Any]:
     return rollout.replace(seconds=0.0)
-
-
-def _group_of(rollout: Rollout[Any, Any]) -> Group[Any, Any]:
-    return Group(task=rollout.task, rollouts=(rollout,), environment=rollout.environment)
 
 
 def _task_ids(packed: bytes, split: str, n: int) -> list[str]:

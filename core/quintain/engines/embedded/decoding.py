@@ -75,12 +75,8 @@ class LayerForward:
         self.device = decoder.device
         self.vocab_size = decoder.vocab_size
         shape = (len(decoder.layers), decoder.key_heads, decoder.head_dim)
-        self._store = KVStore(*shape, dtype=decoder.dtype, device=decoder.device, context=context)
+        self.store = KVStore(*shape, dtype=decoder.dtype, device=decoder.device, context=context)
         self._tables = (torch.empty(0), torch.empty(0))
-
-    @property
-    def store(self) -> KVStore:
-        return self._store
 
     def rotary_tables(self, length: int) -> tuple[Tensor, Tensor]:
         """Cosines and sines of at least the first *length* positions, each [length or more, E]."""
@@ -258,11 +254,7 @@ class ModuleForward:
         first, config = next(module.parameters()), module.config.get_text_config()
         self.device = first.device
         self.vocab_size: int = config.vocab_size
-        self._store = KVStore(*cache_shape(config), dtype=first.dtype, device=first.device, context=context)
-
-    @property
-    def store(self) -> KVStore:
-        return self._store
+        self.store = KVStore(*cache_shape(config), dtype=first.dtype, device=first.device, context=context)
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         ids_NT = padded(ids, self.device)
@@ -328,17 +320,12 @@ class BatchForward:
         self.module = module
         self.device = next(module.parameters()).device
         self.vocab_size: int = module.config.get_text_config().vocab_size
-        self.rows = 0
+        self.rows, self.store = 0, None
         self._arguments = inspect.signature(module.forward).parameters
         self._recurrent = "cache_params" in self._arguments  # Mamba: a state, whose steps take no mask
         self._cache_name = "cache_params" if self._recurrent else "past_key_values"
         self._cache: Any = None
         self._mask = torch.empty(0)
-
-    @property
-    def store(self) -> None:
-        """Rows cannot start and end independently."""
-        return None
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Begin a batch; *rows* must be ``0 .. n-1`` and *starts* 0."""

@@ -376,7 +376,7 @@ class Recipe(_Table):
         try:
             return cls.model_validate(data)
         except ValidationError as e:
-            texts = {p for x in e.errors() if x["type"] == "string_type" and (p := _path(x["loc"])) in typed}
+            texts = {p for x in e.errors() if x["type"] == "string_type" and (p := tuple(map(str, x["loc"]))) in typed}
             if not texts:
                 raise RecipeError(
                     describe(e, cls, sources=sources or [RecipeLayer("recipe", "", data)], typed=typed)
@@ -434,10 +434,6 @@ def _scalar(written: str) -> Any:
     value = data["value"]
     # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
     return value if len(data) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else written
-
-
-def _path(loc: Sequence[int | str]) -> tuple[str, ...]:
-    return tuple(map(str, loc))
 
 
 def _copy(value: Any) -> Any:
