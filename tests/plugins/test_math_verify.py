@@ -214,6 +214,27 @@ def test_a_killed_fork_server_is_replaced() -> None:
         found.close()
 
 
+HOSTILE = {
+    "boxes": "\\boxed{1} " * 50_000,
+    "open boxes": "\\boxed{" * 70_000,
+    "braces": "{" * 300_000,
+    "spaces": "\\boxed" + " " * 500_000,
+    "tags": "<think>" * 70_000,
+    "markers": "answer " * 70_000,
+} | {
+    f"{text} in a box": f"\\boxed{{{(text * 5000)[:9000]}}}"
+    for text in ("1", "12.", "1,", "1,111", "\\frac", "\\over ", "sqrt(", "1 1/", "^(", "0.12", "a", " ", "...")
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(HOSTILE))
+def test_nothing_in_the_callers_process_takes_long_on_hostile_text(verifier: Verifier, name: str) -> None:
+    for reply in (HOSTILE[name], HOSTILE[name][:900] + "...}", HOSTILE[name][:900] + "}"):
+        began = time.process_time()
+        verifier.verify("7283.25", reply, timeout=1.0)
+        assert time.process_time() - began < 2
+
+
 # ---- callers --------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,9 @@ import re
 LONGEST_STATEMENT = 300
 """Characters of a final statement without a box; longer text is an explanation, not an answer."""
 
+MOST_BOXES = 64
+"""Adjacent boxes that are joined; a list is as wrong with some of them as with all."""
+
 _TAG = r"(?:think(?:ing)?|thoughts?|reasoning|reflection|scratchpad|analysis)"
 _CLOSED = re.compile(rf"(?i)<\|?\s*/\s*{_TAG}\s*\|?>|\[/{_TAG}\]|<\|end_of_thought\|>|◁/think▷")
 _OPENED = re.compile(rf"(?i)<\|?\s*{_TAG}\s*\|?>|\[{_TAG}\]|<\|begin_of_thought\|>|◁think▷")
@@ -84,7 +87,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 def _last_group(text: str, boxes: list[tuple[int, int, str]]) -> list[str]:
     group = [boxes[-1]]
-    for box in reversed(boxes[:-1]):
+    for box in reversed(boxes[-MOST_BOXES:-1]):
         between = text[box[1] : group[0][0]]
         near = len(between) <= 80 and (_joins(between) or _ALTERNATIVE.search(between))
         if not near:

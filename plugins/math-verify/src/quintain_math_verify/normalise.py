@@ -209,8 +209,14 @@ def _numbers(text: str) -> str:
     )
     text = re.sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda m: m[0].replace(" ", ""), text)
     text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d)(?<=000))", "", text)
-    text = re.sub(r"(\d*)\.(\d*?)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))", _repeating_block, text)
-    text = re.sub(r"(\d*)\.(\d*?)(\d{1,6}?)\3{1,}\d*?(?:\.\.\.|\\ldots)", _repeating_dots, text)
+    text = re.sub(
+        r"(?<!\d)(\d{0,60})\.(\d{0,60}?)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))",
+        _repeating_block,
+        text,
+    )
+    if "..." in text or r"\ldots" in text:
+        repeated = r"(?<!\d)(\d{0,20})\.(\d{0,8}?)(\d{1,6}?)\3{1,20}\d{0,5}(?:\.\.\.|\\ldots)"
+        text = re.sub(repeated, _repeating_dots, text)
     text = re.sub(r"(\\frac\{\d+\}\{9+0*\})(?:\\ldots|\.\.\.)", r"\1", text)
     text = re.sub(r"(?<!\d)\.(?=\d)", "0.", text)
     return re.sub(r"(?<=\d)\.(?=$|[\s}\\,)])(?!\.)", "", text)

@@ -117,8 +117,8 @@ class Verifier:
         shown = "; ".join(found)[:200]
         if found == [gold.strip()] and not _meaningless(reference):
             return Verdict(kind=VerdictKind.CORRECT, answer=shown)
-        if any(len(a) > 20 * LONGEST for a in found):
-            return Verdict(kind=VerdictKind.TOO_LARGE, answer=shown, reason=f"more than {20 * LONGEST} characters")
+        if any(len(a) > 2 * LONGEST for a in found):
+            return Verdict(kind=VerdictKind.TOO_LARGE, answer=shown, reason=f"more than {2 * LONGEST} characters")
         answers = tuple(filter(None, map(_normalised, found)))
         if not answers:
             return Verdict(kind=VerdictKind.NO_ANSWER, answer=shown, reason="the answer is empty")
