@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import signal
+import threading
 
 import pytest
 
 from quintain.training.interrupts import stop_on_signal
 from quintain.training.screen import Screen
+from quintain.training.watchdog import Watchdog, cancel_end, end_within
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -25,3 +27,13 @@ def test_first_signal_asks_and_second_stops(number: signal.Signals) -> None:
 
     assert ("stopping\n", [1]) == (out.getvalue(), woken)
     assert before == [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_no_thread_outlives_a_watchdog_or_a_cancelled_end() -> None:
+    """The interpreter kills a thread that still runs at its end, inside of C++ that aborts the process."""
+    before = threading.active_count()
+    for _ in range(20):
+        with Watchdog(lambda call, seconds: None, 30.0):
+            end_within(60.0, 1)
+            cancel_end()
+        assert before == threading.active_count()

@@ -79,13 +79,15 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def __init__(self, report: Callable[[str, float], None], seconds: float) -> None:
         self._report, self._seconds, self._ended = report, seconds, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> Watchdog:
-        threading.Thread(target=self._watch, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
         self._ended.set()
+        self._thread.join(1.0)  # a thread that runs while the interpreter ends is killed, which may abort the process
 
     def _watch(self) -> None:
         main, pause = threading.main_thread().ident or 0, min(1.0, self._seconds / 4)
@@ -135,6 +137,7 @@ def cancel_end() -> None:
     global _end
     if _end is not None:
         _end.cancel()
+        _end.join(1.0)
         faulthandler.cancel_dump_traceback_later()
         _end = None
 
