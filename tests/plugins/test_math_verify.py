@@ -275,6 +275,13 @@ def test_an_event_loop_is_not_blocked_and_loops_may_follow_each_other(verifier: 
         assert kinds == [VerdictKind.CORRECT] * 8 and ticks >= 3
 
 
+def test_no_thread_outlives_the_loop_or_the_check_of_references(verifier: Verifier) -> None:
+    before = threading.active_count()
+    assert verifier.unreadable(["x+1", "[0,1)"], timeout=30) == []
+    assert asyncio.run(verifier.averify("x+21", "\\boxed{21+x}", timeout=30)).kind is VerdictKind.CORRECT
+    assert threading.active_count() == before
+
+
 def _in_child(verifier: Verifier, answers: Any) -> None:
     answers.put([verifier.verify("y+1", f"\\boxed{{{text}+y}}", timeout=60).kind.value for text in ("1", "2")])
 

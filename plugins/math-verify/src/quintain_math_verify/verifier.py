@@ -48,7 +48,6 @@ class Verifier:
 
     def _fresh(self) -> None:
         self._pool = ForkedPool(size=self.processes, memory=self.memory)
-        self._threads = ThreadPoolExecutor(self.processes, thread_name_prefix="math-verify")
         self._cache: OrderedDict[tuple[str, tuple[str, ...]], Verdict] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -73,8 +72,7 @@ class Verifier:
         prepared = self._prepare(gold, reply, boxed_only)
         if isinstance(prepared, Verdict):
             return prepared
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._compute, *prepared, timeout)
+        return await asyncio.to_thread(self._compute, *prepared, timeout)  # threads that end with the loop
 
     def unreadable(self, golds: Iterable[str], *, timeout: float = 5.0) -> list[tuple[int, str]]:
         """Index and reason of each reference that no answer could be compared with, for use when data is loaded."""
@@ -89,7 +87,8 @@ class Verifier:
                 reasons[gold] = reason
             elif rational(text) is None and based(text) is None:
                 hard.append((gold, text))
-        outcomes = self._threads.map(lambda pair: self._unreadable(pair[1], timeout), hard)
+        with ThreadPoolExecutor(self.processes) as threads:
+            outcomes = list(threads.map(lambda pair: self._unreadable(pair[1], timeout), hard))
         reasons |= {gold: reason for (gold, _), reason in zip(hard, outcomes, strict=True) if reason}
         return [(i, reasons[gold]) for i, gold in enumerate(rows) if gold in reasons]
 
@@ -103,7 +102,6 @@ class Verifier:
     def close(self) -> None:
         """Stop the workers and forget the verdicts; a later call starts new ones."""
         self._pool.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
         self._fresh()
 
     def _prepare(self, gold: str, reply: str, boxed_only: bool) -> Verdict | tuple[str, tuple[str, ...]]:
