@@ -33,7 +33,9 @@ KERNEL_LINES = 4_499
 SLACK = 40
 """How many lines the kernel may shrink before the ratchet must follow."""
 
-PENDING: dict[str, int] = {}
+PENDING: dict[str, int] = {
+    "package lines": 17_997,
+}
 """Rules that do not hold yet, with the number of violations (or lines) that still stand. Numbers only fall; at zero the
 entry goes."""
 
