@@ -4,7 +4,6 @@ Each ``type: ignore`` is a mistake that must be caught: unused ignores are error
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, assert_type
 
@@ -103,11 +102,11 @@ class Vault(Environment[Secret, Board]):
         agent.system("Be brief.")
         agent.user(task.prompt)
         guesses: list[str] = []
-        async with self.sandbox.session():
-            async for turn in agent.turns():
-                assert_type(turn, Turn)
-                guesses.append(turn.reply)
-                agent.user([Message("user", "no", name="board")])
+        async for turn in agent.turns():
+            assert_type(turn, Turn)
+            guesses.append(turn.reply)
+            await self.sandbox.run({"guess.py": turn.reply.encode()}, ["python3", "guess.py"])
+            agent.user([Message("user", "no", name="board")])
         assert_type(await agent.run(self.look, Tool(spec=ToolSpec(name="x"), call=_call)), Turn)
         assert_type(agent.player("guest"), Agent)
         agent.metric(luck=agent.rng.random())
@@ -126,7 +125,7 @@ class Vault(Environment[Secret, Board]):
 
 
 class Box(Sandbox):
-    def session(self) -> AbstractAsyncContextManager[Any]:
+    async def run(self, files: Mapping[str, bytes], argv: Sequence[str], stdin: bytes = b"") -> Any:
         raise NotImplementedError
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -82,7 +81,7 @@ class Likelihood(Protocol):
 
 
 class Sandbox(Service):
-    """Runs untrusted code elsewhere; ``session()`` gives one episode its own box."""
+    """Runs untrusted programs elsewhere: their failures are values, the sandbox's own an `InfrastructureError`."""
 
     @abstractmethod
-    def session(self) -> AbstractAsyncContextManager[Any]: ...
+    async def run(self, files: Mapping[str, bytes], argv: Sequence[str], stdin: bytes = b"") -> Any: ...

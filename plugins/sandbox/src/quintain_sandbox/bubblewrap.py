@@ -1,0 +1,157 @@
+"""The provider `bubblewrap`: namespaces, seccomp, control groups and a user of its own, without a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import queue
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Self
+
+from quintain import InfrastructureError
+from quintain.errors import UsageError
+
+from .box import Setting, Stop, run_program
+from .bpf import seccomp_filter
+from .cgroups import Controllers, own_controllers, remove_stale
+from .probe import measure
+from .protocol import AXES, Guarantee, ProbedSandbox, Program, ProgramLimits, ProgramResult
+
+USERS = 1_900_000_000
+"""First user id of the boxes: above those of users, services and containers."""
+PER_PROCESS = 64
+"""User ids of one trainer, by its process id: one for each of its slots."""
+INSTALL = "install bubblewrap and util-linux: apt-get install bubblewrap util-linux"
+ALLOW = "allow user namespaces: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
+
+
+class Bubblewrap(ProbedSandbox):
+    """Each run gets new namespaces; the program is pid 1 of its own, so all of its processes end with it.
+
+    Attributes:
+        slots: runs at one time; each has a user id of its own on the host where the trainer is root.
+        needs: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
+            can do without; the default is all.
+        read_only: further host paths that programs may read, such as a folder with packages.
+    """
+
+    def __init__(
+        self, *, slots: int = os.cpu_count() or 1, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
+    ) -> None:
+        if not 1 <= slots <= PER_PROCESS:
+            raise UsageError(f"bubblewrap.slots is {slots}; expected 1 to {PER_PROCESS}")
+        for path in read_only:
+            if not Path(path).is_absolute() or not Path(path).exists():
+                raise UsageError(f"bubblewrap.read_only has {path!r}; expected an absolute path that exists")
+        self.slots, self.needs, self.read_only = slots, tuple(needs), tuple(read_only)
+        self.guarantees: Mapping[str, Guarantee] = {}
+        self._setting: Setting | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._users: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._stops: set[Stop] = set()
+
+    async def __aenter__(self) -> Self:
+        self._setting = _setting(self.read_only)
+        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix="bubblewrap")
+        for slot in range(self.slots):
+            self._users.put(_user(slot))
+        try:
+            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
+            self.guarantees = await measure(self)
+            self.require(self.needs)
+        except InfrastructureError as e:
+            await self.__aexit__()
+            raise InfrastructureError(f"{e}\n{self.fix('filesystem')}") from e
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        for stop in tuple(self._stops):
+            stop.set()
+        threads, self._threads, self._users = self._threads, None, queue.SimpleQueue()
+        if threads is not None:
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+
+    async def run(
+        self,
+        files: Mapping[str, bytes],
+        argv: Sequence[str],
+        stdin: bytes = b"",
+        limits: ProgramLimits | None = None,
+        network: bool = False,
+    ) -> ProgramResult:
+        """See `ProbedSandbox.run`. A cancelled run is killed before the cancellation goes on."""
+        if network:
+            raise UsageError("bubblewrap gives no network; leave out network=True")
+        if self._setting is None or self._threads is None:
+            raise UsageError("bubblewrap is not started; use 'async with Bubblewrap() as sandbox:'")
+        program = Program(argv=argv, files=files, stdin=stdin, limits=limits or ProgramLimits())
+        stop = Stop()
+        self._stops.add(stop)
+        waiting = self._threads.submit(self._run, self._setting, program, stop)
+        future = asyncio.wrap_future(waiting)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            stop.set()
+            waiting.cancel()
+            await asyncio.wait([future])
+            if not future.cancelled():
+                future.exception()  # taken note of: the cancellation is the answer
+            raise
+        finally:
+            self._stops.discard(stop)
+            stop.close()
+
+    def _run(self, setting: Setting, program: Program, stop: Stop) -> ProgramResult:
+        users = self._users
+        user = users.get()
+        try:
+            return run_program(setting, program, user, stop)
+        finally:
+            users.put(user)
+
+    def fix(self, axis: str) -> str:
+        if axis in ("memory", "forks"):
+            return (
+                "no writable control group for it: run as root, or under "
+                "'systemd-run --user --scope -p Delegate=yes' in a subgroup with memory and pids"
+            )
+        if axis == "users":
+            return "run the trainer as root: only root can give each box a user of its own"
+        if axis == "syscalls":
+            return f"needs seccomp filters in the kernel (CONFIG_SECCOMP_FILTER) of {platform.machine()}"
+        return f"{INSTALL}; {ALLOW}"
+
+
+def _setting(read_only: Iterable[str]) -> Setting:
+    path = f"{os.environ.get('PATH', '')}:/usr/bin:/bin"
+    bwrap, prlimit = (shutil.which(name, path=path) for name in ("bwrap", "prlimit"))
+    if platform.system() != "Linux" or bwrap is None or prlimit is None:
+        raise InfrastructureError(f"bubblewrap needs Linux, bwrap and prlimit; {INSTALL}")
+    controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
+    remove_stale(controllers)
+    return Setting(
+        bwrap=bwrap,
+        prlimit=prlimit,
+        seccomp=seccomp_filter(),
+        controllers=controllers,
+        read_only=tuple(read_only),
+    )
+
+
+def _user(slot: int) -> int | None:
+    """The host's user id of a slot: only root can change to another one."""
+    if os.geteuid() != 0:
+        return None
+    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    last = max(int(first) + int(count) - 1 for first, _, count in ranges)
+    room = min(USERS, last - (1 << 16)) if last > (1 << 17) else last - (1 << 14)
+    places = max(1, (last - room) // PER_PROCESS - 1)
+    return None if room <= 0 else room + os.getpid() % min(places, 1_000_000) * PER_PROCESS + slot
