@@ -12,13 +12,13 @@ import os
 import select
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Any
 
 from quintain import InfrastructureError
 
@@ -43,6 +43,7 @@ class Setting:
 
     bwrap: str
     prlimit: str
+    setpriv: str
     seccomp: bytes
     controllers: Controllers = field(default_factory=Controllers)
     read_only: tuple[str, ...] = ()
@@ -52,21 +53,22 @@ class Stop:
     """Ends a run from another thread."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
 
     def fileno(self) -> int:
         return self._read
 
     def set(self) -> None:
-        if self._write >= 0:
-            with contextlib.suppress(BlockingIOError):
+        with self._lock:
+            if self._write >= 0:
                 os.write(self._write, b"x")
 
     def close(self) -> None:
-        read, write, self._read, self._write = self._read, self._write, -1, -1
-        if read >= 0:
-            os.close(read)
-            os.close(write)
+        with self._lock:
+            os.close(self._read)
+            os.close(self._write)
+            self._read = self._write = -1
 
 
 def run_program(setting: Setting, program: Program, user: int | None, stop: Stop) -> ProgramResult:
@@ -94,27 +96,29 @@ class _Box:
     def __init__(self, setting: Setting, program: Program, user: int | None, stack: ExitStack) -> None:
         self._program, self._limits, self._stack = program, program.limits, stack
         self._status, status = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, self._status)
         block, self._block = os.pipe2(os.O_CLOEXEC)
+        stack.callback(os.close, self._block)
+        self._child: int | None = None
+        self._report = b""
         inside = [status, block]
 
         def file(data: bytes) -> int:
             inside.append(_in_memory(data))
             return inside[-1]
 
-        words = list(_options(setting, program, status, block, file))
-        arguments = _in_memory(b"".join(word.encode() + b"\0" for word in words))
-        identity: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
-        self._process = subprocess.Popen(
-            [setting.prlimit, *_rlimits(program.limits, setting, user), "--", setting.bwrap,
-             "--args", str(arguments), "--", *program.argv],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env={}, cwd="/",
-            pass_fds=(arguments, *inside), start_new_session=True, **identity,
-        )  # fmt: skip
+        try:
+            words = list(_options(setting, program, status, block, file))
+            arguments = file(b"".join(word.encode() + b"\0" for word in words))
+            self._process = subprocess.Popen(
+                [*_launcher(setting, program.limits, user), "--args", str(arguments), "--", *program.argv],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, env={}, cwd="/",
+                pass_fds=inside, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            for descriptor in inside:
+                os.close(descriptor)
         stack.callback(self._end)
-        for descriptor in (arguments, *inside):
-            os.close(descriptor)
-        self._child: int | None = None
-        self._report = b""
 
     def run(self, group: ControlGroup, stop: Stop) -> ProgramResult:
         self._await_child()
@@ -162,7 +166,11 @@ class _Box:
             if not data:
                 return
             self._report += data
-        self._child = int(json.loads(self._report.partition(b"\n")[0])["child-pid"])
+        child = int(json.loads(self._report.partition(b"\n")[0])["child-pid"])
+        with contextlib.suppress(ProcessLookupError):  # bubblewrap failed after its report
+            self._handle = os.pidfd_open(child)
+            self._stack.callback(os.close, self._handle)
+            self._child = child
 
     def _exit_code(self) -> int | None:
         """What the program exited with; ``None`` if it never ran or bubblewrap died before it."""
@@ -187,10 +195,11 @@ class _Box:
 
     def _kill(self) -> None:
         """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there."""
-        for pid in (self._child, self._process.pid if self._child is None else None):
-            if pid is not None and self._process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            if self._child is not None:
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+            elif self._process.returncode is None:
+                self._process.kill()
 
     def _reap(self, began: float) -> Usage:
         """Wait for bubblewrap, which ends after its child; a program cannot make it wait longer than the kill."""
@@ -220,8 +229,6 @@ class _Box:
             if stream is not None:
                 with contextlib.suppress(OSError):
                     stream.close()
-        os.close(self._status)
-        os.close(self._block)
 
 
 class _Pump:
@@ -337,8 +344,14 @@ def _in_memory(data: bytes) -> int:
     return descriptor
 
 
-def _rlimits(limits: ProgramLimits, setting: Setting, user: int | None) -> Iterator[str]:
-    """Options of prlimit(1). They hold for each process, which is the second line behind control groups."""
+def _launcher(setting: Setting, limits: ProgramLimits, user: int | None) -> Iterator[str]:
+    """bwrap behind prlimit(1), whose limits hold for each process: the second line behind control groups.
+
+    A program changes the user, because Popen would fork for it, which copies the page tables of a large trainer.
+    """
+    if user is not None:
+        yield from (setting.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--")
+    yield setting.prlimit
     seconds = ceil(limits.cpu_seconds)
     yield f"--cpu={seconds}:{seconds}"
     yield "--core=0:0"
@@ -348,6 +361,7 @@ def _rlimits(limits: ProgramLimits, setting: Setting, user: int | None) -> Itera
         yield f"--nproc={limits.processes + 2}:{limits.processes + 2}"
     if setting.controllers.memory is None:
         yield f"--as={limits.memory}:{limits.memory}"
+    yield from ("--", setting.bwrap)
 
 
 def _options(

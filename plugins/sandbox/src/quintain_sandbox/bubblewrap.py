@@ -95,6 +95,7 @@ class Bubblewrap(ProbedSandbox):
         stop = Stop()
         self._stops.add(stop)
         waiting = self._threads.submit(self._run, self._setting, program, stop)
+        waiting.add_done_callback(lambda _: stop.close())
         future = asyncio.wrap_future(waiting)
         try:
             return await asyncio.shield(future)
@@ -107,7 +108,6 @@ class Bubblewrap(ProbedSandbox):
             raise
         finally:
             self._stops.discard(stop)
-            stop.close()
 
     def _run(self, setting: Setting, program: Program, stop: Stop) -> ProgramResult:
         users = self._users
@@ -131,15 +131,15 @@ class Bubblewrap(ProbedSandbox):
 
 
 def _setting(read_only: Iterable[str]) -> Setting:
-    path = f"{os.environ.get('PATH', '')}:/usr/bin:/bin"
-    bwrap, prlimit = (shutil.which(name, path=path) for name in ("bwrap", "prlimit"))
-    if platform.system() != "Linux" or bwrap is None or prlimit is None:
-        raise InfrastructureError(f"bubblewrap needs Linux, bwrap and prlimit; {INSTALL}")
+    bwrap, prlimit, setpriv = (shutil.which(name) for name in ("bwrap", "prlimit", "setpriv"))
+    if platform.system() != "Linux" or bwrap is None or prlimit is None or setpriv is None:
+        raise InfrastructureError(f"bubblewrap needs Linux, bwrap, prlimit and setpriv; {INSTALL}")
     controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
     remove_stale(controllers)
     return Setting(
         bwrap=bwrap,
         prlimit=prlimit,
+        setpriv=setpriv,
         seccomp=seccomp_filter(),
         controllers=controllers,
         read_only=tuple(read_only),

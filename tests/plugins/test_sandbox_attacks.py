@@ -1,0 +1,122 @@
+"""Hostile and honest programs in the provider `bubblewrap`, with real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import platform
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import InfrastructureError, UsageError
+from quintain_sandbox import Bubblewrap, Guarantee, ProgramLimits
+from quintain_sandbox.cgroups import PREFIX, own_controllers
+
+from .sandbox_programs import ATTACKS, FILES, FIRST_RUN, HONEST, PRELUDE, SECOND_RUN, Attack
+
+LIMITS = ProgramLimits(seconds=1.5, memory=256 << 20, processes=48, disk=16 << 20, output=100_000)
+PATIENT = dataclasses.replace(LIMITS, seconds=30.0, cpu_seconds=20.0)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Bubblewrap]:
+    """One slot, so that each program runs where the one before it ran."""
+    service = Bubblewrap(slots=1, needs=())
+    try:
+        asyncio.run(service.__aenter__())
+    except InfrastructureError as e:
+        pytest.skip(f"bubblewrap does not work here: {e}")
+    yield service
+    asyncio.run(service.__aexit__())
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A file, a server, an abstract socket and a process that no program may reach."""
+    canary = tmp_path_factory.mktemp("host") / "canary"
+    canary.write_text("SECRET 7261\n")
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{canary}")
+        listener.listen()
+        port = str(server.getsockname()[1])
+        yield {"$FILE": str(canary), "$PORT": port, "$ABSTRACT": str(canary), "$PID": str(os.getpid())}
+
+
+def left_behind(user: int | None) -> list[str]:
+    """Processes of *user*, zombies of this process, and control groups of runs."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+            own = int(lines["PPid"]) == os.getpid() and lines["State"].startswith("Z")
+            if own or (user not in (None, os.getuid()) and int(lines["Uid"].split()[0]) == user):
+                found.append(f"process {status.parent.name} {lines['Name']}")
+    places = own_controllers()
+    for place in {places.memory, places.pids} - {None}:
+        assert place is not None
+        found += [str(folder) for folder in place.glob(f"{PREFIX}-{os.getpid()}-*")]
+    return found
+
+
+def test_every_attack_has_a_name_of_its_own() -> None:
+    """Attacks are told apart by name, and there are enough of both kinds."""
+    assert len(ATTACKS) == len({attack.name for attack in ATTACKS}) >= 25
+    assert len(HONEST) >= 30
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+def test_an_attack_is_held_and_the_next_honest_program_works(
+    sandbox: Bubblewrap, host: dict[str, str], attack: Attack
+) -> None:
+    """It reaches nothing, has a safe status in time, leaves nothing behind, and its slot serves the next program."""
+    needs = attack.needs.split()
+    if any(sandbox.guarantees[axis] is not Guarantee.ENFORCED for axis in needs):
+        with pytest.raises(UsageError, match="does not enforce"):
+            sandbox.require(needs)
+        pytest.skip(f"{attack.needs} are not all enforced on this machine; the sandbox says so")
+    if platform.machine() != "x86_64" and "call(" in attack.code:
+        pytest.skip("numbers of system calls are those of x86-64")
+    code = PRELUDE + attack.code
+    for name, value in host.items():
+        code = code.replace(name, value)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    limits = LIMITS if "timeout" in attack.statuses.split() else PATIENT
+    result = asyncio.run(sandbox.run({"attack.py": code.encode()}, ["python3", "-I", "attack.py"], limits=limits))
+    said = result.stdout + result.stderr
+    assert result.status in attack.statuses.split(), said[-2000:]
+    assert b"BREACH" not in result.stdout, result.stdout[-2000:]
+    assert b"held" in result.stdout or not attack.exact, said[-2000:]
+    assert result.usage.memory <= limits.memory
+    assert max(len(result.stdout), len(result.stderr)) <= limits.output
+    honest = asyncio.run(sandbox.run({}, ["python3", "-I", "-c", "print(6 * 7)"], limits=PATIENT))
+    assert ("ok", b"42\n") == (honest.status, honest.stdout)
+    deadline = time.monotonic() + 1.0
+    while (left := left_behind(result.usage.user)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert [] == left
+    assert descriptors == len(os.listdir("/proc/self/fd"))
+    assert Path(host["$FILE"]).read_text() == "SECRET 7261\n"
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_passes(sandbox: Bubblewrap, name: str) -> None:
+    """What ordinary programs do works in the sandbox."""
+    code, expected = HONEST[name]
+    files = FILES | {"main.py": code.encode()}
+    result = asyncio.run(sandbox.run(files, ["python3", "main.py"], b"1\n2\n3\n", PATIENT))
+    assert ("ok", expected) == (result.status, result.stdout.decode().strip()), result.stderr
+
+
+def test_nothing_passes_from_one_run_to_the_next(sandbox: Bubblewrap) -> None:
+    """Shared memory, message queues and files of a run are gone in the next one of the slot."""
+    first = asyncio.run(sandbox.run({}, ["python3", "-I", "-c", FIRST_RUN], limits=PATIENT))
+    assert first.status == "ok"
+    assert b"-1" not in first.stdout, first.stdout
+    second = asyncio.run(sandbox.run({}, ["python3", "-I", "-c", SECOND_RUN], limits=PATIENT))
+    assert b"-1 -1 ['box'] []\n" == second.stdout
