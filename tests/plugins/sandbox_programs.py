@@ -59,7 +59,7 @@ tries(*(lambda p=p: open(p).read(1) for p in ("$FILE", "/etc/shadow", "/root/.ba
     "/proc/self/root$FILE", "/proc/self/cwd/../../$FILE", "/var/run/docker.sock", "/proc/kcore")))"""),
     Attack("look for secrets in environments and command lines", "filesystem processes", """
 text = b"".join(open(f"/proc/{p}/{f}", "rb").read() for p in os.listdir("/proc") if p.isdigit() for f in ("environ", "cmdline"))
-check(any(word in text for word in (b"QUINTAIN", b"--args", b"bwrap", b"$FILE", b"/work/")), text[:100])"""),
+check(any(word in text for word in (b"QUINTAIN", b"--args", b"bwrap", b"$FILE")), text[:100])"""),
     Attack("write system files and start-up files", "filesystem", """
 import site, sysconfig
 tries(*(lambda p=p: write(p) for p in ("/usr/lib/x.pth", sysconfig.get_path("stdlib") + "/sitecustomize.py", "/x", "/etc/passwd",
