@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from quintain import __version__
 from quintain.registry.discovery import PLUGINS
 
+from .tools import load_tool
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("registry_tool", ROOT / "tools" / "registry.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
+TOOL = load_tool("registry")
 MEMBERS: list[Path] = TOOL.members()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
+from ..tools import load_tool
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("layout_tool", ROOT / "tools" / "layout.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-layout = load_tool()
+layout = load_tool("layout")
 
 KERNEL_LINES = 4_499
 """The ratchet: lines of the kernel. Lower it as the kernel shrinks; never raise it."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import importlib.util
 import inspect
 import textwrap
 import traceback
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,20 +19,13 @@ from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.learning.algorithms import ALGORITHMS
 from quintain.types.sampling import ThinkingBudget
 
+from ..tools import load_tool
 from .pages import ROOT, page
 
 EXAMPLE = ROOT / "examples" / "quintain-sapo"
 
 
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("algorithms_tool", ROOT / "tools" / "algorithms.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
+TOOL = load_tool("algorithms")
 
 
 def test_the_tables_are_up_to_date() -> None:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
-from types import ModuleType
 
 import pytest
 
 from ..core.architectures import ARCHITECTURES
-from .pages import ROOT
+from ..tools import load_tool
 
-
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("models_tool", ROOT / "tools" / "models.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclass asks for it
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
+TOOL = load_tool("models")
 PAGE = TOOL.PAGE.read_text(encoding="utf-8")
 
 

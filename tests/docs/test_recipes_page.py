@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from types import ModuleType
-
+from ..tools import load_tool
 from .pages import ROOT
 
-
-def load_tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("recipes_tool", ROOT / "tools" / "recipes.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-TOOL = load_tool()
+TOOL = load_tool("recipes")
 
 
 def test_page_is_up_to_date() -> None:

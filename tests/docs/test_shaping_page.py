@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from quintain.registry.binding import signature_of
 from quintain.registry.lookup import current
 
+from ..tools import load_tool
 from .pages import ROOT, Page
 
 REWARDS = [c.name for c in current().components("reward") if c.distribution == "quintain-shaping"]
@@ -33,10 +33,7 @@ def test_section_shows_the_plot_and_names_every_argument(name: str) -> None:
 
 def test_the_tool_draws_each_reward() -> None:
     """It scores rollouts with the rewards; a score that fails would be no number."""
-    spec = importlib.util.spec_from_file_location("shaping_tool", ROOT / "tools" / "shaping.py")
-    assert spec and spec.loader
-    tool = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_tool("shaping")
     assert list(tool.PLOTS) == list(SECTIONS)
     for name in tool.PLOTS:
         assert tool.render(name).startswith(b"\x89PNG"), name

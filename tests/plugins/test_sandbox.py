@@ -22,18 +22,14 @@ from quintain.training.recipe.tables import ComponentTable
 from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, ProgramResult, bpf, bubblewrap
 from quintain_sandbox.cgroups import ControlGroup, Controllers, own_controllers
 
+from .sandbox_service import started
+
 PATIENT = ProgramLimits(seconds=30.0, cpu_seconds=30.0)
 
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Bubblewrap]:
-    service = Bubblewrap(slots=2, needs=())
-    try:
-        asyncio.run(service.__aenter__())
-    except InfrastructureError as e:
-        pytest.skip(f"bubblewrap does not work here: {e}")
-    yield service
-    asyncio.run(service.__aexit__())
+    yield from started(slots=2)
 
 
 def run(sandbox: Bubblewrap, code: str, stdin: bytes = b"", **limits: float) -> ProgramResult:

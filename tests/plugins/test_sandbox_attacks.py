@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from quintain.errors import InfrastructureError, UsageError
+from quintain.errors import UsageError
 from quintain_sandbox import Bubblewrap, Guarantee, ProgramLimits
 from quintain_sandbox.cgroups import PREFIX, own_controllers
 
 from .sandbox_programs import ATTACKS, FILES, FIRST_RUN, HONEST, PRELUDE, SECOND_RUN, Attack
+from .sandbox_service import started
 
 LIMITS = ProgramLimits(seconds=1.5, memory=256 << 20, processes=48, disk=16 << 20, output=100_000)
 PATIENT = dataclasses.replace(LIMITS, seconds=30.0, cpu_seconds=20.0)
@@ -27,13 +28,7 @@ PATIENT = dataclasses.replace(LIMITS, seconds=30.0, cpu_seconds=20.0)
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Bubblewrap]:
     """One slot, so that each program runs where the one before it ran."""
-    service = Bubblewrap(slots=1, needs=())
-    try:
-        asyncio.run(service.__aenter__())
-    except InfrastructureError as e:
-        pytest.skip(f"bubblewrap does not work here: {e}")
-    yield service
-    asyncio.run(service.__aexit__())
+    yield from started(slots=1)
 
 
 @pytest.fixture(scope="module")
