@@ -1,0 +1,104 @@
+"""One rule for the code of a reply.
+
+1. Text up to the last ``</think>`` is reasoning and is left out; after an unclosed ``<think>`` there is no code.
+2. A fence is a line of at most three spaces, then at least three backticks or tildes, then the info string. The block
+   ends at the next line with only a fence of the same character, at least as long. Lines end with ``\\n``, ``\\r\\n``
+   or ``\\r``; other Unicode line ends and look-alike characters are ordinary text.
+3. The code is the last block whose tag (the first word of the info string) names the language; without such a block,
+   the last one without a tag. Blocks of other languages never count, and blocks are never joined.
+4. A block that is not closed is no block, and there is no code if the last fence is not closed.
+5. A reply without any fence is code as a whole.
+6. A reply of more than a million characters, blank code, and text that UTF-8 cannot encode are no code.
+
+A task of several files takes, for each file, the last block of the language whose info string has the file's name as a
+further word: ````` ```python shapes.py `````. A file without a block leaves the reply without code.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+LONGEST = 1_000_000
+"""Characters of a reply that is looked at at all."""
+
+TAGS = {
+    "python": ("python", "py", "python3"),
+    "c": ("c",),
+    "cpp": ("cpp", "c++", "cc"),
+    "java": ("java",),
+    "javascript": ("javascript", "js", "node"),
+    "bash": ("bash", "sh", "shell"),
+    "perl": ("perl",),
+}
+"""Tags of a language; one that is not listed has its own name as tag."""
+
+_LINES = re.compile(r"\r\n|\r|\n")
+_OPEN = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """The code of a reply by file name; empty where there is none, and then *reason* says why."""
+
+    files: dict[str, str] = field(default_factory=dict)
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One closed fenced block."""
+
+    words: tuple[str, ...]
+    text: str
+
+
+def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("solution.py",)) -> Extraction:
+    """The code of *reply* for *files*, by the rule of this module."""
+    if len(reply) > LONGEST:
+        return Extraction(reason=f"the reply has more than {LONGEST} characters")
+    text = reply.rpartition("</think>")[2]
+    if "<think>" in text:
+        return Extraction(reason="the reasoning is not closed")
+    blocks, closed = fenced(text)
+    if not closed:
+        return Extraction(reason="the last fence is not closed")
+    found: dict[str, str] = {}
+    for name in files:
+        code = _chosen(blocks, language, name if len(files) > 1 else "")
+        if code is None and not blocks and len(files) == 1:
+            code = text
+        if code is None or not code.strip():
+            return Extraction(reason=f"there is no block of {language}" + (f" for {name}" if len(files) > 1 else ""))
+        found[name] = code
+    try:
+        "".join(found.values()).encode()
+    except UnicodeEncodeError:
+        return Extraction(reason="the code is not valid Unicode")
+    return Extraction(files=found)
+
+
+def fenced(text: str) -> tuple[list[Block], bool]:
+    """The closed blocks of *text* in order, and whether every fence is closed."""
+    blocks: list[Block] = []
+    fence, words, held = "", (), list[str]()
+    for line in _LINES.split(text):
+        opened = _OPEN.fullmatch(line)
+        if not fence:
+            if opened:
+                fence, words, held = opened[1], tuple(opened[2].split()), []
+        elif opened and opened[1].startswith(fence) and not opened[2].strip(" \t"):
+            blocks.append(Block(words, "".join(part + "\n" for part in held)))
+            fence = ""
+        else:
+            held.append(line)
+    return blocks, not fence
+
+
+def _chosen(blocks: Sequence[Block], language: str, name: str) -> str | None:
+    tags = TAGS.get(language, (language,))
+    tagged = [b for b in blocks if b.words and b.words[0].lower() in tags and (not name or name in b.words[1:])]
+    if not tagged and not name:
+        tagged = [b for b in blocks if not b.words]
+    return tagged[-1].text if tagged else None
