@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -151,6 +153,32 @@ def test_python_dash_m() -> None:
     done = subprocess.run([sys.executable, "-m", "quintain", "--version"], capture_output=True, text=True, check=True)
 
     assert done.stdout.startswith("quintain ")
+
+
+@pytest.mark.parametrize("words", ["list", "--help", "runs --folder {empty}", "eval nothing --json"])
+def test_a_closed_pipe_ends_a_command_quietly(tmp_path: Path, words: str) -> None:
+    """`quintain ... | head` is no error: status 128 + SIGPIPE, whether rich, click or the error itself writes."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "quintain", *words.format(empty=tmp_path).split()]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+
+    assert (141, "") == (done.returncode, done.stderr)
+
+
+def test_a_broken_pipe_of_a_plugin_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """Only standard output ends a command quietly; a connection that a plugin lost is a failure."""
+
+    @click.command()
+    def lost() -> None:
+        raise BrokenPipeError(errno.EPIPE, "the server went away")
+
+    with isolated() as registry:
+        registry.add("command", "lost", lost)
+
+        assert 1 == main(["lost"])
+    assert "error: the command was ended by SystemExit" in capsys.readouterr().err
 
 
 def package(folder: Path, name: str, manifest: str | None) -> Component:

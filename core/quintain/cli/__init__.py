@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -48,6 +50,7 @@ COMMANDS = {
 """Location and one-line help of each command, by name; a row imports nothing."""
 
 INTERRUPTED = 130
+CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 
 # Helpers that plugin commands share; `quintain --help` imports none of them.
 __getattr__, __dir__ = lazy_names(__name__, "main")
@@ -108,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status.
 
     0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
-    Ctrl-C. With ``--json``, an error or interruption is also one JSON object on standard output.
+    Ctrl-C; 141: nothing reads the output. With ``--json``, an error or interruption is also a JSON object on stdout.
     """
     from ..training.threads import set_threads
     from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
@@ -116,7 +119,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     set_threads()
     words = list(sys.argv[1:] if argv is None else argv)
     with Watchdog(warn, seconds_of("QUINTAIN_STALL_SECONDS", 30.0)):
-        status = _run(words, "--json" in words)
+        try:
+            status = _run(words, "--json" in words)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # takes what Python flushes when it exits
+            status = CLOSED_PIPE
     if argv is None:
         end_without_threads(status)
     return status
@@ -136,9 +143,18 @@ def _run(words: list[str], as_json: bool) -> int:
             _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
         return INTERRUPTED
     except SystemExit as e:  # of an author's code, such as a library that calls sys.exit(0): the work is not done
+        if isinstance(e.__context__, BrokenPipeError) or not _is_read():  # rich and click exit on a closed pipe
+            raise BrokenPipeError from e
         message = f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise an exception"
         return _fail(message, "SystemExit", 1, as_json)
     return status if isinstance(status, int) else 0
+
+
+def _is_read() -> bool:
+    """Whether standard output is open and, if it is a pipe, something reads it."""
+    stdout = select.poll()
+    stdout.register(1, 0)  # 0: errors only
+    return not stdout.poll(0)
 
 
 def _fail(message: str, kind: str, status: int, as_json: bool, click_error: click.ClickException | None = None) -> int:

@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from ..errors import UsageError
+from ..training.screen import for_terminal, printable
 from .options import Count
 
 if TYPE_CHECKING:
@@ -146,7 +150,6 @@ async def _evaluated(
     from ..evaluation.evaluation import evaluate as measure
     from ..evaluation.evaluation import tasks_of
     from ..services.manager import BY_OPTION, opened
-    from ..training.screen import for_terminal
 
     async with opened(choices, spec.slots, {}, fix=BY_OPTION) as services:
         environment = spec.make(services)
@@ -279,12 +282,6 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
     if as_json:
         click.echo(json.dumps(result.to_json(), indent=2))
         return
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..training.screen import printable
-
     console = Console()
     title = f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x {result.samples}"
     console.print(Text(printable(title), style="bold"))
@@ -318,12 +315,6 @@ def _show_controls(checks: Sequence[ControlCheck], as_json: bool) -> int:
         ]
         click.echo(json.dumps({"ok": not wrong, "controls": rows}, indent=2))
         return 1 if wrong else 0
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    from ..training.screen import printable
-
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("control", "expected", "success", "reward", "status"):
         table.add_column(name, overflow="fold")
@@ -340,8 +331,6 @@ def _verdict(result: Evaluation, most: float) -> int:
     """The exit status: 1 if too many rollouts failed for the estimates to be representative."""
     if result.accuracy is not None and result.failed <= most:
         return 0
-    from ..training.screen import printable
-
     reason = printable(next(iter(result.reasons), ""))
     allowed = f"at most {most:.1%} may, see --max-failures"
     click.echo(f"error: {result.failed:.1%} of the rollouts failed ({allowed}), most with {reason}", err=True)

@@ -15,9 +15,7 @@ from ..registry.manifest import Entry, Manifest
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Line:
-    """A component in the listing. *error* is empty if the component is sound, *source* if the manifest names no
-    paper.
-    """
+    """A component in the listing. *error* is empty if it is sound, *source* if the manifest names no paper."""
 
     kind: str
     name: str
@@ -102,9 +100,7 @@ def print_table(lines: list[Line]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
+    console = Console(width=None if Console().is_terminal else 160)
     table = Table(box=None, pad_edge=False, header_style="bold")
     sourced = any(line.source for line in lines)
     for title in ("kind", "name", "from", "what it is", *(["source"] if sourced else [])):

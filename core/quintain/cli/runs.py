@@ -35,5 +35,4 @@ def runs(folder: str, as_json: bool) -> None:
         state = f"{run.state}: {run.fault}" if run.fault else run.state
         row = (run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
         table.add_row(*(Text(printable(cell)) for cell in row))
-    console = Console()
-    (console if console.is_terminal else Console(width=10_000)).print(table)  # a pipe has no width
+    Console(width=None if Console().is_terminal else 10_000).print(table)  # a pipe has no width
