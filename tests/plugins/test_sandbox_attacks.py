@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import platform
@@ -16,10 +15,9 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain_sandbox import Bubblewrap, Guarantee, ProgramLimits
-from quintain_sandbox.cgroups import PREFIX, own_controllers
 
 from .sandbox_programs import ATTACKS, FILES, FIRST_RUN, HONEST, PRELUDE, SECOND_RUN, Attack
-from .sandbox_service import started
+from .sandbox_service import left_behind, started
 
 LIMITS = ProgramLimits(seconds=1.5, memory=256 << 20, processes=48, disk=16 << 20, output=100_000)
 PATIENT = dataclasses.replace(LIMITS, seconds=30.0, cpu_seconds=20.0)
@@ -41,22 +39,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
         listener.listen()
         port = str(server.getsockname()[1])
         yield {"$FILE": str(canary), "$PORT": port, "$ABSTRACT": str(canary), "$PID": str(os.getpid())}
-
-
-def left_behind(user: int | None) -> list[str]:
-    """Processes of *user*, those of bubblewrap, zombies too, and control groups of runs."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/status"):
-        with contextlib.suppress(OSError):
-            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            own = int(lines["PPid"]) == os.getpid() and lines["Name"] == "bwrap"
-            if own or (user not in (None, os.getuid()) and int(lines["Uid"].split()[0]) == user):
-                found.append(f"process {status.parent.name} {lines['Name']}")
-    places = own_controllers()
-    for place in {places.memory, places.pids} - {None}:
-        assert place is not None
-        found += [str(folder) for folder in place.glob(f"{PREFIX}-{os.getpid()}-*")]
-    return found
 
 
 def test_every_attack_has_a_name_of_its_own() -> None:

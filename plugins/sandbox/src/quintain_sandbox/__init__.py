@@ -3,6 +3,21 @@
 from __future__ import annotations
 
 from .bubblewrap import Bubblewrap
-from .protocol import AXES, Guarantee, ProbedSandbox, Program, ProgramLimits, ProgramResult, Usage
+from .program import Program, ProgramLimits, ProgramResult, Usage
+from .protocol import AXES, Guarantee, ProbedSandbox
+from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 
-__all__ = ["AXES", "Bubblewrap", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Usage"]
+__all__ = [
+    "AXES",
+    "Bubblewrap",
+    "Guarantee",
+    "LineTimeout",
+    "LineTooLong",
+    "ProbedSandbox",
+    "Program",
+    "ProgramLimits",
+    "ProgramResult",
+    "ReadError",
+    "RunningProgram",
+    "Usage",
+]

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import platform
 import queue
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .box import Setting, Stop, run_program
+from .box import BubblewrapBox, Setting
 from .bpf import seccomp_filter
 from .cgroups import Controllers, own_controllers, remove_stale
 from .probe import measure
-from .protocol import AXES, Guarantee, ProbedSandbox, Program, ProgramLimits, ProgramResult
+from .program import Program, ProgramLimits
+from .protocol import AXES, Guarantee, ProbedSandbox
+from .running import BESIDE, Box, Programs
 
 USERS = 1_900_000_000
 """First user id of the boxes: above those of users, services and containers."""
-PER_PROCESS = 64
-"""User ids of one trainer, by its process id: one for each of its slots."""
+PER_PROCESS = 128
+"""User ids of one trainer, by its process id: one for each box that it may have at one time."""
+MAX_SLOTS = PER_PROCESS - BESIDE
 INSTALL = "install bubblewrap and util-linux: apt-get install bubblewrap util-linux"
 ALLOW = "allow user namespaces: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
 
@@ -33,7 +34,7 @@ class Bubblewrap(ProbedSandbox):
     """Each run gets new namespaces; the program is pid 1 of its own, so all of its processes end with it.
 
     Attributes:
-        slots: runs at one time; each has a user id of its own on the host where the trainer is root.
+        slots: programs at one time; each has a user id of its own on the host where the trainer is root.
         needs: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
             can do without; the default is all.
         read_only: further host paths that programs may read, such as a folder with packages.
@@ -42,23 +43,22 @@ class Bubblewrap(ProbedSandbox):
     def __init__(
         self, *, slots: int = os.cpu_count() or 1, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
     ) -> None:
-        if not 1 <= slots <= PER_PROCESS:
-            raise UsageError(f"bubblewrap.slots is {slots}; expected 1 to {PER_PROCESS}")
+        if not 1 <= slots <= MAX_SLOTS:
+            raise UsageError(f"bubblewrap.slots is {slots}; expected 1 to {MAX_SLOTS}")
         for path in read_only:
             if not Path(path).is_absolute() or not Path(path).exists():
                 raise UsageError(f"bubblewrap.read_only has {path!r}; expected an absolute path that exists")
         self.slots, self.needs, self.read_only = slots, tuple(needs), tuple(read_only)
         self.guarantees: Mapping[str, Guarantee] = {}
         self._setting: Setting | None = None
-        self._threads: ThreadPoolExecutor | None = None
-        self._users: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        self._stops: set[Stop] = set()
+        self._users: queue.LifoQueue[int | None] = queue.LifoQueue()
 
     async def __aenter__(self) -> Self:
         self._setting = _setting(self.read_only)
-        self._threads = ThreadPoolExecutor(self.slots, thread_name_prefix="bubblewrap")
-        for slot in range(self.slots):
-            self._users.put(_user(slot))
+        self._users = queue.LifoQueue()
+        for place in reversed(range(PER_PROCESS)):
+            self._users.put(_user(place))
+        self.programs = Programs(self.slots, self.open_box)
         try:
             await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
             self.guarantees = await measure(self)
@@ -72,50 +72,15 @@ class Bubblewrap(ProbedSandbox):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        for stop in tuple(self._stops):
-            stop.set()
-        threads, self._threads, self._users = self._threads, None, queue.SimpleQueue()
-        if threads is not None:
-            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
+        await self.close_programs()
 
-    async def run(
-        self,
-        files: Mapping[str, bytes],
-        argv: Sequence[str],
-        stdin: bytes = b"",
-        limits: ProgramLimits | None = None,
-        network: bool = False,
-    ) -> ProgramResult:
-        """See `ProbedSandbox.run`. A cancelled run is killed before the cancellation goes on."""
-        if network:
-            raise UsageError("bubblewrap gives no network; leave out network=True")
-        if self._setting is None or self._threads is None:
-            raise UsageError("bubblewrap is not started; use 'async with Bubblewrap() as sandbox:'")
-        program = Program(argv=argv, files=files, stdin=stdin, limits=limits or ProgramLimits())
-        stop = Stop()
-        self._stops.add(stop)
-        waiting = self._threads.submit(self._run, self._setting, program, stop)
-        waiting.add_done_callback(lambda _: stop.close())
-        future = asyncio.wrap_future(waiting)
-        try:
-            return await asyncio.shield(future)
-        except asyncio.CancelledError:
-            stop.set()
-            waiting.cancel()
-            await asyncio.wait([future])
-            if not future.cancelled():
-                future.exception()  # taken note of: the cancellation is the answer
-            raise
-        finally:
-            self._stops.discard(stop)
-
-    def _run(self, setting: Setting, program: Program, stop: Stop) -> ProgramResult:
+    def open_box(self, program: Program) -> Box:
+        """See `ProbedSandbox.open_box`."""
+        if self._setting is None:
+            raise InfrastructureError("bubblewrap is not started")
         users = self._users
         user = users.get()
-        try:
-            return run_program(setting, program, user, stop)
-        finally:
-            users.put(user)
+        return BubblewrapBox(self._setting, program, user, lambda: users.put(user))
 
     def fix(self, axis: str) -> str:
         if axis in ("memory", "forks"):
@@ -146,12 +111,12 @@ def _setting(read_only: Iterable[str]) -> Setting:
     )
 
 
-def _user(slot: int) -> int | None:
-    """The host's user id of a slot: only root can change to another one."""
+def _user(place: int) -> int | None:
+    """The host's user id of a box: only root can change to another one."""
     if os.geteuid() != 0:
         return None
     ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
     last = max(int(first) + int(count) - 1 for first, _, count in ranges)
     room = min(USERS, last - (1 << 16)) if last > (1 << 17) else last - (1 << 14)
     places = max(1, (last - room) // PER_PROCESS - 1)
-    return None if room <= 0 else room + os.getpid() % min(places, 1_000_000) * PER_PROCESS + slot
+    return None if room <= 0 else room + os.getpid() % min(places, 1_000_000) * PER_PROCESS + place

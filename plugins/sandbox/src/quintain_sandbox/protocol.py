@@ -1,19 +1,19 @@
-"""What every provider of sandboxes offers: one call, its result as a value, and its guarantees per axis."""
+"""What every provider of sandboxes offers: one-shot and interactive programs, and its guarantees per axis."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from pathlib import PurePosixPath
-from typing import Literal
 
 from quintain import Sandbox
 from quintain.errors import UsageError, did_you_mean
 
-Status = Literal["ok", "failed", "timeout", "memory", "output"]
-"""``ok`` is exit status 0; ``failed`` any other exit; the rest name the limit that ended the program."""
+from .program import Program, ProgramLimits, ProgramResult, Status, Usage
+from .running import Box, Programs, RunningProgram
+
+__all__ = ["AXES", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Status", "Usage"]
 
 AXES: Mapping[str, str] = {
     "filesystem": "host files other than programs and libraries are invisible, and all host files are read-only",
@@ -38,100 +38,25 @@ class Guarantee(StrEnum):
     ABSENT = "absent"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramLimits:
-    """Limits on one run. All are positive."""
-
-    seconds: float = 5.0
-    """Wall-clock time."""
-    cpu_seconds: float = 10.0
-    """CPU time of each process; rounded up to whole seconds."""
-    memory: int = 512 << 20
-    """Bytes of memory, temporary files included, summed over all processes."""
-    processes: int = 64
-    """Processes and threads at one time."""
-    output: int = 1 << 20
-    """Bytes of standard output, and as many of standard error."""
-    disk: int = 64 << 20
-    """Bytes in ``/tmp``, as many in ``/dev/shm``, and the size of one file."""
-    open_files: int = 256
-    """Open file descriptors of each process."""
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            value = getattr(self, item.name)
-            if not 0 < value < float("inf"):
-                raise UsageError(f"limits.{item.name} is {value}; expected a positive finite number")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Usage:
-    """What a run took."""
-
-    seconds: float
-    """Wall-clock time from the release of the program to the end of its last process, measured on the host."""
-    cpu_seconds: float
-    """User and system time of the program and of the children that it waited for."""
-    memory: int
-    """Peak bytes: of all processes together where a control group counts them, else of the largest process."""
-    refused_forks: int = 0
-    """How often the limit on processes refused one; 0 where no control group counts it."""
-    user: int | None = None
-    """The program's user id on the host, as the kernel says; ``None`` where the program runs on another kernel."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProgramResult:
-    """How a program ended. Only the sandbox's own failures are exceptions.
-
-    Attributes:
-        status: ``ok`` means exit status 0 and nothing more; a grader needs a message that proves its tests ran.
-        exit: exit status, 128 + n after signal n; ``None`` where the sandbox ended the program.
-        truncated: the streams that were cut at the limit: ``stdout``, ``stderr``.
-    """
-
-    status: Status
-    exit: int | None
-    stdout: bytes
-    stderr: bytes
-    usage: Usage
-    truncated: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Program:
-    """One run: files of the working directory by relative path, and the command that starts there."""
-
-    argv: Sequence[str]
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    stdin: bytes = b""
-    limits: ProgramLimits = field(default_factory=ProgramLimits)
-
-    def __post_init__(self) -> None:
-        if isinstance(self.argv, str) or not self.argv or any("\0" in word for word in self.argv):
-            raise UsageError(f"argv is {self.argv!r}; expected a sequence of words without NUL, the command first")
-        for name in self.files:
-            parts = PurePosixPath(name).parts
-            if not parts or name.startswith("/") or ".." in parts or "\0" in name or len(parts) > 16 or len(name) > 512:
-                raise UsageError(
-                    f"file name {name[:80]!r} is outside the working directory, too long or too deep; "
-                    "expected a relative path without '..', of at most 16 parts and 512 characters"
-                )
-        size = sum(map(len, self.files.values()))
-        if size > self.limits.disk or len(self.files) > 256:
-            raise UsageError(
-                f"{len(self.files)} files of {size} bytes; expected at most 256 files and limits.disk = "
-                f"{self.limits.disk} bytes"
-            )
-
-
 class ProbedSandbox(Sandbox):
-    """A provider: `run`, and the guarantees that it measured when it started."""
+    """A provider: it opens boxes, and has guarantees that it measured when it started.
+
+    A provider sets `programs` in ``__aenter__``, before the probe, and calls `close_programs` in ``__aexit__``.
+    """
 
     guarantees: Mapping[str, Guarantee]
     """By axis, for all of `AXES`; filled at start."""
+    programs: Programs | None = None
+    """What runs; ``None`` while the service is not started."""
 
     @abstractmethod
+    def open_box(self, program: Program) -> Box:
+        """Start *program* in a new box whose working directory has its files. Blocking; called in several threads.
+
+        Raises:
+            InfrastructureError: the sandbox failed.
+        """
+
     async def run(
         self,
         files: Mapping[str, bytes],
@@ -142,10 +67,57 @@ class ProbedSandbox(Sandbox):
     ) -> ProgramResult:
         """Run *argv* in a new box whose working directory has *files*; the box ends with the program.
 
+        Waits for a slot. A cancelled run is killed before the cancellation goes on.
+
         Raises:
             UsageError: the request itself is invalid, or the provider cannot give what it asks for.
             InfrastructureError: the sandbox failed. The program did not get a fair run, so there is no result.
         """
+        if network:
+            raise UsageError(f"{self.name} gives no network; leave out network=True")
+        program = Program(argv=argv, files=files, stdin=stdin, limits=limits or ProgramLimits())
+        return await self._started().run(program)
+
+    def start(
+        self,
+        files: Mapping[str, bytes],
+        argv: Sequence[str],
+        limits: ProgramLimits | None = None,
+        *,
+        beside: RunningProgram | None = None,
+    ) -> AbstractAsyncContextManager[RunningProgram]:
+        """Start *argv* as `run` does, and talk to it: ``async with sandbox.start(files, argv) as program:``.
+
+        The limits hold for its whole life. Whatever still runs at the end of the block is killed, also by a
+        cancellation.
+
+        Args:
+            beside: a running program whose slot this one shares, instead of waiting for a slot of its own. Whoever
+                needs two programs at one time starts the second beside the first; else callers that hold one slot each
+                and wait for another would wait for one another.
+
+        Raises:
+            UsageError: as `run`.
+            InfrastructureError: as `run`; also at the end of the block.
+        """
+        program = Program(argv=argv, files=files, limits=limits or ProgramLimits(), interactive=True)
+        return self._started().start(program, beside)
+
+    def _started(self) -> Programs:
+        if self.programs is None:
+            raise UsageError(f"{self.name} is not started; use 'async with {type(self).__name__}() as sandbox:'")
+        return self.programs
+
+    @property
+    def name(self) -> str:
+        """The provider's name in messages."""
+        return type(self).__name__.lower()
+
+    async def close_programs(self) -> None:
+        """Stop what runs and wait for its end."""
+        programs, self.programs = self.programs, None
+        if programs is not None:
+            await programs.close()
 
     @abstractmethod
     def fix(self, axis: str) -> str:

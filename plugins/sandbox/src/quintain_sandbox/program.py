@@ -1,0 +1,102 @@
+"""A program and how it ended, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import PurePosixPath
+from typing import Literal
+
+from quintain.errors import UsageError
+
+Status = Literal["ok", "failed", "timeout", "memory", "output", "closed"]
+"""``ok`` is exit status 0, ``failed`` any other exit, ``closed`` a kill by the caller; the rest are limits."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramLimits:
+    """Limits on one run. All are positive."""
+
+    seconds: float = 5.0
+    """Wall-clock time."""
+    cpu_seconds: float = 10.0
+    """CPU time of each process; rounded up to whole seconds."""
+    memory: int = 512 << 20
+    """Bytes of memory, temporary files included, summed over all processes."""
+    processes: int = 64
+    """Processes and threads at one time."""
+    output: int = 1 << 20
+    """Bytes of standard output, and as many of standard error."""
+    disk: int = 64 << 20
+    """Bytes in ``/tmp``, as many in ``/dev/shm``, and the size of one file."""
+    open_files: int = 256
+    """Open file descriptors of each process."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if not 0 < value < float("inf"):
+                raise UsageError(f"limits.{item.name} is {value}; expected a positive finite number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a run took."""
+
+    seconds: float
+    """Wall-clock time from the release of the program to the end of its last process, measured on the host."""
+    cpu_seconds: float
+    """User and system time of the program and of the children that it waited for."""
+    memory: int
+    """Peak bytes: of all processes together where a control group counts them, else of the largest process."""
+    refused_forks: int = 0
+    """How often the limit on processes refused one; 0 where no control group counts it."""
+    user: int | None = None
+    """The program's user id on the host, as the kernel says; ``None`` where the program runs on another kernel."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramResult:
+    """How a program ended. Only the sandbox's own failures are exceptions.
+
+    Attributes:
+        status: ``ok`` means exit status 0 and nothing more; a grader needs a message that proves its tests ran.
+        exit: exit status, 128 + n after signal n; ``None`` where the sandbox ended the program.
+        truncated: the streams that were cut at the limit: ``stdout``, ``stderr``.
+    """
+
+    status: Status
+    exit: int | None
+    stdout: bytes
+    stderr: bytes
+    usage: Usage
+    truncated: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One run: files of the working directory by relative path, and the command that starts there."""
+
+    argv: Sequence[str]
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stdin: bytes = b""
+    interactive: bool = False
+    """Whether standard input stays open after *stdin*, for a caller that writes more."""
+    limits: ProgramLimits = field(default_factory=ProgramLimits)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.argv, str) or not self.argv or any("\0" in word for word in self.argv):
+            raise UsageError(f"argv is {self.argv!r}; expected a sequence of words without NUL, the command first")
+        for name in self.files:
+            parts = PurePosixPath(name).parts
+            if not parts or name.startswith("/") or ".." in parts or "\0" in name or len(parts) > 16 or len(name) > 512:
+                raise UsageError(
+                    f"file name {name[:80]!r} is outside the working directory, too long or too deep; "
+                    "expected a relative path without '..', of at most 16 parts and 512 characters"
+                )
+        size = sum(map(len, self.files.values()))
+        if size > self.limits.disk or len(self.files) > 256:
+            raise UsageError(
+                f"{len(self.files)} files of {size} bytes; expected at most 256 files and limits.disk = "
+                f"{self.limits.disk} bytes"
+            )

@@ -1,0 +1,467 @@
+"""A program while it runs: its streams, its limits, its end.
+
+A thread per program moves the streams and keeps the limits, so that neither waits for the caller's event loop, which
+training may block for seconds. Providers only open boxes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Literal
+
+from quintain import InfrastructureError
+from quintain.errors import UsageError
+
+from .program import Program, ProgramLimits, ProgramResult, Status, Usage
+
+CHUNK = 1 << 16
+LINE = 1 << 20
+"""Bytes of one line, unless the caller sets another limit."""
+BESIDE = 64
+"""Programs at one time that share the slot of another."""
+
+EndedBy = Literal["timeout", "output", "closed", "stopped"]
+
+
+class ReadError(Exception):
+    """A line did not come as expected, by the program's doing. The program still runs."""
+
+
+class LineTimeout(ReadError):
+    """No whole line, and no end, within the time."""
+
+
+class LineTooLong(ReadError):
+    """More bytes without a newline than the limit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a provider knows of a program that ended.
+
+    Attributes:
+        exit: exit status, 128 + n after signal n; ``None`` if the program was killed from outside.
+        out_of_memory: the kernel killed a process of it for memory.
+    """
+
+    exit: int | None
+    out_of_memory: bool
+    usage: Usage
+
+
+class Box(ABC):
+    """A program that a provider started. Its methods block, and are called from one thread.
+
+    Attributes:
+        stdin: descriptor (a pipe or a socket) of its standard input; -1 once it is closed.
+        stdout, stderr: descriptors to read from.
+        ended: descriptor that is readable as soon as the program has ended.
+        began: `time.monotonic` when the program was released; its time limit counts from there.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int
+    ended: int
+    began: float
+
+    def end_input(self) -> None:
+        """Close its standard input, unless that is done."""
+        if self.stdin >= 0:
+            os.close(self.stdin)
+        self.stdin = -1
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill all of its processes; nothing happens if they have ended."""
+
+    @abstractmethod
+    def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
+        """Wait for its processes. Called once, after `ended` is readable or after `kill`.
+
+        Args:
+            ended_by: why it was killed; ``None`` if it ended by itself.
+            stderr: what it wrote to standard error, for the message of the error.
+
+        Raises:
+            InfrastructureError: the program did not end by its own doing, so there is no fair result.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill what still runs and release everything else. Called once, whatever happened.
+
+        Raises:
+            InfrastructureError: processes are left.
+        """
+
+
+class RunningProgram:
+    """A program that runs; made by `ProbedSandbox.start`. One task at a time reads from it, in any event loop."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self._lock = threading.Lock()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._input: deque[bytes] = deque([program.stdin] if program.stdin else ())
+        self._input_ends = not program.interactive
+        self._stop: Literal["closed", "stopped"] | None = None
+        self._out = bytearray()
+        self._searched = 0
+        self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._opened: Future[None] = Future()
+        self.result: Future[ProgramResult] = Future()
+        """How it ended, for any thread; set in every case."""
+        for future in (self._opened, self.result):
+            future.set_running_or_notify_cancel()  # a cancelled task that waits does not cancel it
+
+    async def write(self, data: bytes) -> None:
+        """Queue *data* for its standard input. A program that ended or closed it does not get it, as with a pipe."""
+        with self._lock:
+            if self._input_ends:
+                raise UsageError("the standard input of the program is closed; write before end_input()")
+            self._input.append(bytes(data))
+        self._notify()
+
+    async def end_input(self) -> None:
+        """Close its standard input after what was written."""
+        with self._lock:
+            self._input_ends = True
+        self._notify()
+
+    async def read_line(self, *, seconds: float | None = None, limit: int = LINE) -> bytes:
+        """The next line of its standard output, with its newline.
+
+        The last line may lack one. ``b""`` says that the output and the program have ended, by themselves or by a limit
+        (`wait` and `close` say which).
+
+        Raises:
+            LineTimeout: nothing to return within *seconds*; ``None`` waits until the time limit of the program.
+            LineTooLong: more than *limit* bytes without a newline; they stay unread.
+            InfrastructureError: the sandbox failed.
+        """
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while True:
+            with self._lock:
+                line = self._take_line(limit)
+                if line is None:
+                    if self._reader is not None:
+                        raise UsageError("another task reads from this program")
+                    loop = asyncio.get_running_loop()
+                    came = loop.create_future()
+                    self._reader = loop, came
+            if line is not None:
+                return line
+            try:
+                async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
+                    await came
+            except TimeoutError:
+                raise LineTimeout(f"no line from {self.program.argv[0]!r} within {seconds:g} s") from None
+            finally:
+                with self._lock:
+                    self._reader = None
+
+    def _take_line(self, limit: int) -> bytes | None:
+        end = self._out.find(b"\n", self._searched) + 1
+        if not end:
+            self._searched = len(self._out)
+            end = len(self._out) if self.result.done() else 0
+        size = end or len(self._out)
+        if size > limit:
+            raise LineTooLong(f"{self.program.argv[0]!r} wrote {size} bytes where a line of at most {limit} is read")
+        if end:
+            line = bytes(self._out[:end])
+            del self._out[:end]
+            self._searched = 0
+            return line
+        if not self.result.done():
+            return None
+        self.result.result()  # raises if the sandbox failed
+        return b""
+
+    async def wait(self) -> ProgramResult:
+        """Wait for its end. ``stdout`` of the result is what `read_line` did not take.
+
+        Raises:
+            InfrastructureError: the sandbox failed.
+        """
+        result = await asyncio.wrap_future(self.result)
+        return replace(result, stdout=bytes(self._out)) if self.program.interactive else result
+
+    async def close(self) -> ProgramResult:
+        """Kill it if it still runs (status ``closed``), then `wait`."""
+        self.stop("closed")
+        return await self.wait()
+
+    def stop(self, why: Literal["closed", "stopped"]) -> None:
+        """Kill it from any thread, without waiting. ``stopped`` makes its result an `InfrastructureError`."""
+        with self._lock:
+            self._stop = self._stop or why
+        self._notify()
+
+    def _notify(self) -> None:
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    async def opened(self) -> None:
+        """Wait until it was released.
+
+        Raises:
+            InfrastructureError: the sandbox did not start it.
+        """
+        await asyncio.wrap_future(self._opened)
+
+    def live(self, open_box: Callable[[Program], Box]) -> None:
+        """All of its life, in the calling thread. What comes of it is in `result`."""
+        try:
+            result = self._live(open_box)
+        except BaseException as e:  # noqa: BLE001 - raised where the result is asked for
+            self._end(e)
+        else:
+            self._end(result)
+
+    def never_started(self) -> None:
+        """Set the result of a program whose `live` is not called."""
+        self._end(InfrastructureError("the sandbox was closed before the program started"))
+
+    def _end(self, outcome: ProgramResult | BaseException) -> None:
+        with self._lock:
+            os.close(self._wake)
+            self._wake = -1
+            if isinstance(outcome, BaseException):
+                self.result.set_exception(outcome)
+                if not self._opened.done():
+                    self._opened.set_exception(outcome)
+            else:
+                self.result.set_result(outcome)
+            self._tell_reader()
+
+    def _tell_reader(self) -> None:
+        if self._reader is not None:
+            loop, came = self._reader
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(_resolve, came)
+
+    def _live(self, open_box: Callable[[Program], Box]) -> ProgramResult:
+        if self._stop is not None:
+            raise InfrastructureError("the program was stopped before it started")
+        box = open_box(self.program)
+        try:
+            self._opened.set_result(None)
+            pump = _Pump(self, box)
+            ended_by = pump.until_end()
+            if ended_by is not None:
+                box.kill()
+                pump.drain()
+            finish = box.finish(ended_by, bytes(pump.stderr))
+        finally:
+            box.close()
+        if ended_by == "stopped":
+            raise InfrastructureError("the program was stopped")
+        return ProgramResult(
+            status=_status(ended_by, finish, self.program.limits),
+            exit=finish.exit if ended_by is None else None,
+            stdout=bytes(self._out),
+            stderr=bytes(pump.stderr),
+            truncated=tuple(pump.truncated),
+            usage=finish.usage,
+        )
+
+    def take_input(self) -> tuple[bytes, bool]:
+        """The next piece for standard input, and whether it ends after it. For the thread."""
+        with self._lock:
+            return (self._input.popleft() if self._input else b""), self._input_ends and not self._input
+
+    def take_stop(self) -> Literal["closed", "stopped"] | None:
+        """Whether to kill it. For the thread."""
+        with self._lock, contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        return self._stop
+
+    def give_output(self, data: bytes) -> None:
+        """Add to standard output. For the thread."""
+        with self._lock:
+            self._out += data
+            self._tell_reader()
+
+    @property
+    def wake(self) -> int:
+        """Descriptor that is readable when `take_input` or `take_stop` has news."""
+        return self._wake
+
+
+def _resolve(came: asyncio.Future[None]) -> None:
+    if not came.done():
+        came.set_result(None)
+
+
+class _Pump:
+    """Moves the three standard streams until the program ends or a limit is reached."""
+
+    def __init__(self, running: RunningProgram, box: Box) -> None:
+        self.stderr = bytearray()
+        self.truncated: list[str] = []
+        self._running, self._box, self._pending = running, box, memoryview(b"")
+        self._input_ends = False
+        limits = running.program.limits
+        self._deadline = box.began + limits.seconds
+        self._room = {"stdout": limits.output, "stderr": limits.output}
+        self._open = {box.stdout: "stdout", box.stderr: "stderr"}
+        self._poll = select.poll()
+        for descriptor in (*self._open, running.wake, box.ended):
+            self._poll.register(descriptor, select.POLLIN)
+        for descriptor in (*self._open, box.stdin):
+            os.set_blocking(descriptor, False)
+        self._writes = False
+
+    def until_end(self) -> EndedBy | None:
+        """Pump; why the program has to be killed, or ``None`` if it ended by itself."""
+        self._write()
+        while True:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                return "timeout"
+            ready = {descriptor for descriptor, _ in self._poll.poll(ceil(left * 1000))}
+            for descriptor in ready & self._open.keys():
+                self._read(descriptor)
+            if self.truncated:
+                return "output"
+            if self._box.ended in ready:
+                self.drain()
+                return "output" if self.truncated else None
+            if self._running.wake in ready and (stop := self._running.take_stop()):
+                return stop
+            if self._box.stdin >= 0:
+                self._write()
+
+    def drain(self) -> None:
+        """Take what lies in the pipes after the end, up to the limit."""
+        for descriptor in tuple(self._open):
+            while descriptor in self._open and self._read(descriptor):
+                pass
+
+    def _read(self, descriptor: int) -> bool:
+        name = self._open[descriptor]
+        try:
+            data = os.read(descriptor, CHUNK)
+        except BlockingIOError:
+            return False
+        kept = data[: self._room[name]]
+        self._room[name] -= len(kept)
+        if name == "stderr":
+            self.stderr += kept
+        elif kept:
+            self._running.give_output(kept)
+        if len(data) > len(kept):
+            self.truncated.append(name)
+        if not data or len(data) > len(kept):
+            del self._open[descriptor]
+            self._poll.unregister(descriptor)
+        return True
+
+    def _write(self) -> None:
+        """Write until the pipe is full or nothing is left."""
+        full = False
+        try:
+            while not full:
+                if not self._pending and not self._input_ends:
+                    data, self._input_ends = self._running.take_input()
+                    self._pending = memoryview(data)
+                if not self._pending:
+                    break
+                self._pending = self._pending[os.write(self._box.stdin, self._pending[:CHUNK]) :]
+        except BlockingIOError:
+            full = True
+        except OSError:  # the program closed its standard input
+            self._pending, self._input_ends = memoryview(b""), True
+        if full != self._writes:
+            self._writes = full
+            if full:
+                self._poll.register(self._box.stdin, select.POLLOUT)
+            else:
+                self._poll.unregister(self._box.stdin)
+        if self._input_ends and not self._pending:
+            self._box.end_input()
+
+
+def _status(ended_by: EndedBy | None, finish: Finish, limits: ProgramLimits) -> Status:
+    """The limit that came first; memory comes before time, because a program may wait for a child that was killed."""
+    if ended_by == "output":
+        return "output"
+    if finish.out_of_memory:
+        return "memory"
+    if ended_by == "closed":
+        return "closed"
+    # The kernel counts ticks, so that the sum may be some of them below the limit.
+    by_cpu_limit = finish.exit in (128 + signal.SIGKILL, 128 + signal.SIGXCPU) and (
+        finish.usage.cpu_seconds >= 0.95 * limits.cpu_seconds
+    )
+    if ended_by == "timeout" or by_cpu_limit:
+        return "timeout"
+    return "ok" if finish.exit == 0 else "failed"
+
+
+class Programs:
+    """The running programs of a service: at most *slots* at one time, each in a thread, and those beside them."""
+
+    def __init__(self, slots: int, open_box: Callable[[Program], Box]) -> None:
+        self._open_box = open_box
+        self._slots = ThreadPoolExecutor(slots, thread_name_prefix="sandbox")
+        self._beside = ThreadPoolExecutor(BESIDE, thread_name_prefix="sandbox-beside")
+        self._jobs: dict[RunningProgram, Future[None]] = {}
+
+    async def run(self, program: Program) -> ProgramResult:
+        """Start *program* as soon as there is a slot, and wait for its end; a cancelled one is killed first."""
+        running = self._launch(program, self._slots)
+        try:
+            return await running.wait()
+        finally:
+            await self._end(running)
+
+    @contextlib.asynccontextmanager
+    async def start(self, program: Program, beside: RunningProgram | None) -> AsyncIterator[RunningProgram]:
+        """Start *program* as soon as there is a slot, or at once in the slot of *beside*; kill it at the end."""
+        running = self._launch(program, self._slots if beside is None else self._beside)
+        try:
+            await running.opened()
+            yield running
+            await running.close()
+        finally:
+            await self._end(running)
+
+    async def close(self) -> None:
+        """Stop all, those that wait too, and wait for their ends."""
+        for running in tuple(self._jobs):
+            running.stop("stopped")
+        for executor in (self._slots, self._beside):
+            await asyncio.to_thread(executor.shutdown, cancel_futures=True)
+
+    def _launch(self, program: Program, executor: ThreadPoolExecutor) -> RunningProgram:
+        running = RunningProgram(program)
+        try:
+            self._jobs[running] = job = executor.submit(running.live, self._open_box)
+        except RuntimeError:
+            running.never_started()
+            raise UsageError("the sandbox is closed") from None
+        job.add_done_callback(lambda job: running.never_started() if job.cancelled() else None)
+        return running
+
+    async def _end(self, running: RunningProgram) -> None:
+        job = self._jobs.pop(running)
+        if not job.done():
+            running.stop("closed")
+            job.cancel()
+            await asyncio.wait([asyncio.wrap_future(job)])
