@@ -1,4 +1,4 @@
-"""``quintain doctor``: import and time every component, and compare it with its manifest."""
+"""``quintain doctor``: import and time every component, compare it with its manifest, and show what plugins find."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from quintain.cli import KINDS, Component, current, normalise
 from quintain.errors import UnknownNameError, did_you_mean
 
 from .plugin_checks import Finding, examine
+from .sections import Section, declared, sections
 
 COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
 LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
@@ -26,19 +27,23 @@ LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
 def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int:
     """Import and time every component (of DISTRIBUTIONS, if named) and report errors.
 
-    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. The exit
-    status is 1 if a component is broken; a component whose optional extra is not installed is not broken.
+    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. Sections
+    of plugins follow, such as what the sandboxes of quintain-sandbox enforce on this machine. The exit status is 1 if a
+    component is broken; a component whose optional extra is not installed is not broken.
     """
     names = {normalise(d) for d in distributions}
     unknown = {f: f.id.partition("/")[0] for f in unknown_groups()}
     findings = [f for f, owner in unknown.items() if not names or owner in names]
-    findings += examine(chosen(names, unknown.values()), timeout=timeout)
+    findings += examine(chosen(names, [*unknown.values(), *(owner for owner, _ in declared())]), timeout=timeout)
+    shown, failed = sections(names, timeout=timeout)
+    findings += failed
     broken = [f for f in findings if f.status == "error"]
     if as_json:
         report = {"ok": not broken, "versions": versions(), "components": [asdict(f) for f in findings]}
-        click.echo(json.dumps(report, indent=2))
+        click.echo(json.dumps(report | {"sections": {s.name: asdict(s) for s in shown}}, indent=2))
     else:
         print_findings(findings)
+        print_sections(shown)
         click.echo(f"{len(findings) - len(broken)} of {len(findings)} components are fine")
     return 1 if broken else 0
 
@@ -98,3 +103,25 @@ def print_findings(findings: list[Finding]) -> None:
     for f in findings:
         if f.message:
             console.print(Text(f"{f.status}: {f.message}", style=COLOURS[f.status]))
+
+
+def print_sections(shown: Collection[Section]) -> None:
+    """Print *shown* on the terminal: a table each, and its notes."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    for section in shown:
+        console.print(Text(f"\n{section.name}", style="bold"), Text(f"({section.seconds:.1f} s)", style="dim"))
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title in section.columns:
+            table.add_column(Text(title), no_wrap=True)
+        for row in section.rows:
+            table.add_row(*map(Text, row))
+        if section.columns:
+            console.print(table)
+        for note in section.notes:
+            console.print(Text(note))
+    if shown:
+        console.print()
