@@ -78,9 +78,21 @@ def shadowed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(target)}
 
 
-def quintain(place: Path, env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "quintain", *words]
-    return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=False, timeout=240)
+COMMANDS = """
+import contextlib, io, json, sys
+from quintain.cli import main
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+        status = main(words)
+    print(json.dumps([status, err.getvalue()]))
+"""
+
+
+def quintain(place: Path, env: dict[str, str], *commands: list[str]) -> list[tuple[int, str]]:
+    """Status and standard error of each command, in one process that has *env*."""
+    words = [sys.executable, "-c", COMMANDS, json.dumps(commands)]
+    done = subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, check=True, timeout=240)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
 def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
@@ -105,13 +117,17 @@ def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
         saved.learner.use,
     )
 
-    resumed = quintain(tmp_path, shadowed, "train", "--resume", "old", "--quiet")
-    assert 0 == resumed.returncode, resumed.stderr
-    quickstart = quintain(tmp_path, shadowed, "train", "--dry-run")
-    assert 0 == quickstart.returncode, quickstart.stderr
-    ambiguous = quintain(tmp_path, shadowed, "eval", "arithmetic", "--engine", "@oracle")
-    assert 1 == ambiguous.returncode
-    assert "say which: 'quintain-env-math/arithmetic' or 'shadow/arithmetic'" in ambiguous.stderr
+    resumed, quickstart, ambiguous = quintain(
+        tmp_path,
+        shadowed,
+        ["train", "--resume", "old", "--quiet"],
+        ["train", "--dry-run"],
+        ["eval", "arithmetic", "--engine", "@oracle"],
+    )
+    assert 0 == resumed[0], resumed[1]
+    assert 0 == quickstart[0], quickstart[1]
+    assert 1 == ambiguous[0]
+    assert "say which: 'quintain-env-math/arithmetic' or 'shadow/arithmetic'" in ambiguous[1]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from quintain.cli import main
 from quintain.training.run_folder import RunFolder
 
 from ..core.models import save_tiny
@@ -21,7 +22,9 @@ DATA = os.environ.get("QUINTAIN_DATA", "")
 
 
 @pytest.mark.skipif(not (Path(DATA) / "gsm8k").is_dir(), reason="QUINTAIN_DATA does not name a folder with gsm8k/")
-def test_twenty_steps_on_gsm8k_survive_a_kill(tmp_path: Path) -> None:
+def test_twenty_steps_on_gsm8k_survive_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Random weights learn nothing here; that 20 steps run, are killed, go on and end is the point."""
     save_tiny(tmp_path / "Qwen3-0.6B", context=1024)
     changes = {
@@ -50,11 +53,13 @@ def test_twenty_steps_on_gsm8k_survive_a_kill(tmp_path: Path) -> None:
     first.kill()
     _, err = first.communicate()
     assert metrics.exists(), err
-    second = quintain(tmp_path, "train", "--resume", "gsm8k", "--json")
-    out, err = second.communicate(timeout=300)
+    monkeypatch.chdir(tmp_path)
+    status = main(["train", "--resume", "gsm8k", "--json"])
+    shown = capsys.readouterr()
 
-    assert 0 == second.returncode, err
-    assert (20, "gsm8k") == (json.loads(out)["steps"], json.loads(out)["environments"][0])
+    assert 0 == status, shown.err
+    summary = json.loads(shown.out)
+    assert (20, "gsm8k") == (summary["steps"], summary["environments"][0])
     assert list(range(21)) == [m["step"] for m in RunFolder.open(metrics.parent, lock=False).metrics()]
 
 
