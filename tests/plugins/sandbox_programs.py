@@ -81,7 +81,8 @@ tries(*(lambda f=f: socket.socket(f, k) for f, k in ((40, socket.SOCK_STREAM), (
     (38, socket.SOCK_SEQPACKET), (31, socket.SOCK_RAW))), lambda: call(53, 40, 1, 0, 0))"""),
     Attack("kill everything", "processes", """
 os.setsid() if os.getpid() != os.getsid(0) else None
-tries(lambda: os.kill($PID, 9), lambda: os.kill(-1, 9), lambda: os.kill(os.getppid() or 999999, 9))"""),
+parent = os.getppid() if os.getppid() > 1 else 999999  # 1 is the box's own, which ignores it
+tries(lambda: os.kill($PID, 9), lambda: os.kill(-1, 9), lambda: os.kill(parent, 9))"""),
     Attack("signal, trace and read the trainer", "processes syscalls", """
 tries(lambda: os.pidfd_open($PID), lambda: call(101, 16, $PID, 0, 0), lambda: call(310, $PID, 0, 0, 0, 0, 0),
     lambda: open("/proc/$PID/mem", "rb"), lambda: call(438, 3, 0, 0))"""),
@@ -191,7 +192,7 @@ tries(*(lambda k=k: more(k) for k in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE
 tries(lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]), lambda: os.chown("/tmp", 0, 0))
 caps = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd", "CapPrm"))]
 check(any(int(c, 16) for c in caps), caps)
-check(subprocess.run(["su", "-c", "id"], stdin=subprocess.DEVNULL, capture_output=True).returncode == 0)"""),
+check(subprocess.run("su -c id", shell=True, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0)"""),
     Attack("kernel interfaces with a long history of exploits", "syscalls", """
 buffer = ctypes.create_string_buffer(256)
 tries(lambda: call(425, 4, ctypes.addressof(buffer)), lambda: call(250, 0, -3, 0), lambda: call(248, 0, 0, 0, 0, 0),

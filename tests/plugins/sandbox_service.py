@@ -1,29 +1,73 @@
-"""The provider `bubblewrap`, started for tests."""
+"""The providers of sandboxes, started for tests."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quintain.errors import InfrastructureError
-from quintain_sandbox import Bubblewrap
+from quintain_sandbox import Bubblewrap, Docker
 from quintain_sandbox.cgroups import PREFIX, own_controllers
+from quintain_sandbox.docker import USER, build_image
+
+PROVIDERS = ("bubblewrap", pytest.param("docker", marks=pytest.mark.ci))
+"""Parameters of fixtures of suites that hold for all providers."""
 
 
-def started(*, slots: int) -> Iterator[Bubblewrap]:
+def started(provider: str = "bubblewrap", *, slots: int, **settings: Any) -> Iterator[Any]:
     """A service that runs until the generator ends; skips the test where it cannot start."""
-    service = Bubblewrap(slots=slots, needs=())
+    if provider == "docker":
+        image()
+    service = {"bubblewrap": Bubblewrap, "docker": Docker}[provider](slots=slots, needs=(), **settings)
     try:
         asyncio.run(service.__aenter__())
     except InfrastructureError as e:
-        pytest.skip(f"bubblewrap does not work here: {e}")
+        if provider == "docker":
+            raise  # the engine answers and the image is there
+        pytest.skip(f"{provider} does not work here: {e}")
     yield service
     asyncio.run(service.__aexit__())
+
+
+@functools.cache
+def image() -> str:
+    """The image of `docker`, built of this Python; skips the test where no engine answers, unless one is promised."""
+    pytest.importorskip("docker")
+    try:
+        return str(build_image("quintain-sandbox", progress=lambda line: None)["image"])
+    except InfrastructureError as e:
+        if "DOCKER_HOST" in os.environ:
+            raise
+        pytest.skip(str(e))
+
+
+def processes_of(user: int) -> list[str]:
+    """Processes of a user of boxes, zombies too."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if f"\nUid:\t{user}\t" in (text := status.read_text()):
+                found.append(f"process {status.parent.name} {text.split()[1]}")
+    return found
+
+
+def containers_of(user: int) -> list[str]:
+    """Containers of sandboxes with a user id."""
+    from quintain_sandbox.engine import Engine
+
+    engine = Engine()
+    try:
+        return [name for name, labels in engine.containers().items() if labels[USER] == str(user)]
+    finally:
+        engine.close()
 
 
 def left_behind(user: int | None) -> list[str]:
@@ -40,3 +84,11 @@ def left_behind(user: int | None) -> list[str]:
         assert place is not None
         found += [str(folder) for folder in place.glob(f"{PREFIX}-{os.getpid()}-*")]
     return found
+
+
+def await_nothing(left: Callable[[], list[str]], seconds: float) -> None:
+    """Fail if *left* still lists something after *seconds*."""
+    deadline = time.monotonic() + seconds
+    while found := left():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)

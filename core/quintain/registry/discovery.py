@@ -35,6 +35,7 @@ _BROUGHT = {
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
     "quintain-openai": "engine:openai",
+    "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
     "quintain-shaping": "service:likelihood",
     "quintain-starter": "command:start model:default",
@@ -112,8 +113,7 @@ def discover() -> Iterator[Component]:
 
 def in_order(components: Iterable[Component]) -> list[Component]:
     """*components* by kind, name and distribution."""
-    kinds = list(GROUPS)
-    return sorted(components, key=lambda c: (kinds.index(c.kind), c.name, c.distribution))
+    return sorted(components, key=lambda c: ([*GROUPS].index(c.kind), c.name, c.distribution))
 
 
 def normalise(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .bubblewrap import Bubblewrap
+from .docker import Docker
 from .program import Program, ProgramLimits, ProgramResult, Usage
 from .protocol import AXES, Guarantee, ProbedSandbox
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
@@ -10,6 +11,7 @@ from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 __all__ = [
     "AXES",
     "Bubblewrap",
+    "Docker",
     "Guarantee",
     "LineTimeout",
     "LineTooLong",

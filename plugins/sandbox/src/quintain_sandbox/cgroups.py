@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,23 +31,36 @@ class Controllers:
 
 def own_controllers(proc: Path = Path("/proc/self")) -> Controllers:
     """The controllers that this process may use below its own group; version 2 wins where it has both."""
-    paths = {}
-    for line in (proc / "cgroup").read_text().splitlines():
-        _, names, path = line.split(":", 2)
-        for name in names.split(","):
-            paths[name] = path.lstrip("/")
+    paths = _group_paths(proc / "cgroup")
     unified, places = None, {}
-    for line in (proc / "mounts").read_text().splitlines():
-        _, target, kind, options, *_ = line.split()
+    for target, kind, options in _mounts(proc / "mounts"):
         if kind == "cgroup2":
             unified = Path(target) / paths.get("", "")
-        elif kind == "cgroup":
-            for name in {"memory", "pids"} & set(options.split(",")) & paths.keys():
+        else:
+            for name in {"memory", "pids"} & set(options) & paths.keys():
                 places[name] = Path(target) / paths[name]
     if unified is not None and _delegates(unified):
         return Controllers(unified, unified, 2)
     usable = {name: path for name, path in places.items() if os.access(path, os.W_OK) and (path / "tasks").exists()}
     return Controllers(usable.get("memory"), usable.get("pids"), 1)
+
+
+def _group_paths(file: Path) -> dict[str, str]:
+    """The path of a process' group by controller, below the controller's mount; version 2 has the empty name."""
+    paths = {}
+    for line in file.read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            paths[name] = path.lstrip("/")
+    return paths
+
+
+def _mounts(file: Path) -> Iterator[tuple[str, str, list[str]]]:
+    """Place, kind and options of the mounted hierarchies."""
+    for line in file.read_text().splitlines():
+        _, target, kind, options, *_ = line.split()
+        if kind in ("cgroup", "cgroup2"):
+            yield target, kind, options.split(",")
 
 
 def _delegates(group: Path) -> bool:
@@ -59,7 +73,68 @@ def _delegates(group: Path) -> bool:
     return False
 
 
-class ControlGroup:
+@dataclass(eq=False)
+class Counters:
+    """What the kernel counts of a group; the folders are those of its controllers, ``None`` where one is absent."""
+
+    memory: Path | None = None
+    pids: Path | None = None
+    cpu: Path | None = None
+    version: int = 1
+
+    @classmethod
+    def of(cls, pid: int) -> Counters | None:
+        """Those of another process' group; ``None`` if this process cannot read them."""
+        paths = _group_paths(Path(f"/proc/{pid}/cgroup"))
+        folders: dict[str, Path] = {}
+        for target, kind, options in _mounts(Path("/proc/self/mounts")):
+            names = {""} if kind == "cgroup2" else set(options) & {"memory", "pids", "cpuacct"}
+            folders |= {name: Path(target) / paths[name] for name in names & paths.keys()}
+        unified = folders.get("")
+        if unified is not None and (unified / "memory.events").exists():
+            return cls(unified, unified, unified, 2)
+        memory = folders.get("memory")
+        if memory is None or not (memory / "memory.oom_control").exists():
+            return None
+        return cls(memory, folders.get("pids"), folders.get("cpuacct"), 1)
+
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed a process of the group for memory."""
+        file = "memory.events" if self.version == 2 else "memory.oom_control"
+        return _counter(self.memory, file, "oom_kill") > 0
+
+    def refused_forks(self) -> int:
+        """How often the limit on processes refused one."""
+        return _counter(self.pids, "pids.events", "max")
+
+    def peak(self) -> int:
+        """Most bytes in use at one time; 0 if the kernel does not say."""
+        return _number(self.memory, "memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")
+
+    def cpu_seconds(self) -> float:
+        """User and system time of all its processes; 0 if the kernel does not say."""
+        if self.version == 2:
+            return _counter(self.cpu, "cpu.stat", "usage_usec") / 1e6
+        return _number(self.cpu, "cpuacct.usage") / 1e9
+
+
+def _number(folder: Path | None, file: str) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return 0 if folder is None else int((folder / file).read_text())
+    return 0
+
+
+def _counter(folder: Path | None, file: str, key: str) -> int:
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            for line in (folder / file).read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == key:
+                    return int(value)
+    return 0
+
+
+class ControlGroup(Counters):
     """The group of one run; `remove` leaves nothing behind."""
 
     def __init__(self, controllers: Controllers, memory: int, processes: int) -> None:
@@ -68,11 +143,10 @@ class ControlGroup:
         Raises:
             OSError: a controller refused.
         """
-        self._controllers = controllers
         name = f"{PREFIX}-{os.getpid()}-{next(_serial)}"
-        self._memory = None if controllers.memory is None else controllers.memory / name
-        self._pids = None if controllers.pids is None else controllers.pids / name
-        self._folders = list(dict.fromkeys(folder for folder in (self._memory, self._pids) if folder is not None))
+        folders = (None if parent is None else parent / name for parent in (controllers.memory, controllers.pids))
+        super().__init__(*folders, version=controllers.version)
+        self._folders = list(dict.fromkeys(folder for folder in (self.memory, self.pids) if folder is not None))
         try:
             for folder in self._folders:
                 folder.mkdir()
@@ -82,50 +156,24 @@ class ControlGroup:
             raise
 
     def _limit(self, memory: int, processes: int) -> None:
-        if self._pids is not None:
-            (self._pids / "pids.max").write_text(str(processes))
-        if self._memory is None:
+        if self.pids is not None:
+            (self.pids / "pids.max").write_text(str(processes))
+        if self.memory is None:
             return
-        if self._controllers.version == 2:
-            (self._memory / "memory.max").write_text(str(memory))
+        if self.version == 2:
+            (self.memory / "memory.max").write_text(str(memory))
             with contextlib.suppress(OSError):  # a kernel without swap accounting
-                (self._memory / "memory.swap.max").write_text("0")
-            (self._memory / "memory.oom.group").write_text("1")
+                (self.memory / "memory.swap.max").write_text("0")
+            (self.memory / "memory.oom.group").write_text("1")
             return
-        (self._memory / "memory.limit_in_bytes").write_text(str(memory))
+        (self.memory / "memory.limit_in_bytes").write_text(str(memory))
         with contextlib.suppress(OSError):
-            (self._memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
+            (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
 
     def add(self, pid: int) -> None:
         """Move a process in; what it starts later is in, too."""
         for folder in self._folders:
             (folder / "cgroup.procs").write_text(str(pid))
-
-    def out_of_memory(self) -> bool:
-        """Whether the kernel killed a process of the group for memory."""
-        file = "memory.events" if self._controllers.version == 2 else "memory.oom_control"
-        return self._counter(self._memory, file, "oom_kill") > 0
-
-    def refused_forks(self) -> int:
-        """How often the limit on processes refused one."""
-        return self._counter(self._pids, "pids.events", "max")
-
-    def peak(self) -> int:
-        """Most bytes in use at one time; 0 if the kernel does not say."""
-        file = "memory.peak" if self._controllers.version == 2 else "memory.max_usage_in_bytes"
-        with contextlib.suppress(OSError, ValueError):
-            return 0 if self._memory is None else int((self._memory / file).read_text())
-        return 0
-
-    @staticmethod
-    def _counter(folder: Path | None, file: str, key: str) -> int:
-        if folder is not None:
-            with contextlib.suppress(OSError):
-                for line in (folder / file).read_text().splitlines():
-                    name, _, value = line.partition(" ")
-                    if name == key:
-                        return int(value)
-        return 0
 
     def remove(self, seconds: float = 1.0) -> bool:
         """Kill what is still in it and remove it; whether that succeeded within *seconds*."""

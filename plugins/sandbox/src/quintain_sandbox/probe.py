@@ -58,7 +58,7 @@ print(json.dumps({
     "network": refused(lambda: connect(("127.0.0.1", wanted["port"]), socket.AF_INET))
         and refused(lambda: connect("\0" + wanted["abstract"], socket.AF_UNIX))
         and {line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]} <= {"lo"},
-    "processes": os.getpid() < 3 and {p for p in os.listdir("/proc") if p.isdigit()} <= {"1", "2"},
+    "processes": os.getpid() < 100 and {p for p in os.listdir("/proc") if p.isdigit()} <= {"1", str(os.getpid())},
     "disk": refused(lambda: fill("/tmp/one")) and refused(fill_many) and refused(lambda: fill("/dev/shm/one")),
     "syscalls": family(40) and family(16) and family(17) and fails(wanted["unshare"], 0x10000000)
         and fails(wanted["io_uring_setup"], 1, 0) and fails(wanted["keyctl"], 0, -3, 0),

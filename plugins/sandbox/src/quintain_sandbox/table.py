@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping
 from quintain.errors import QuintainError
 
 from .bubblewrap import Bubblewrap
+from .docker import Docker
 from .protocol import AXES, Guarantee, ProbedSandbox
 
-PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {"bubblewrap": lambda: Bubblewrap(slots=2, needs=())}
+PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {
+    "bubblewrap": lambda: Bubblewrap(slots=2, needs=()),
+    "docker": lambda: Docker(slots=2, pool=0, needs=()),
+}
 """Name of the component to a service that starts whatever it enforces, in the order of preference."""
 
 

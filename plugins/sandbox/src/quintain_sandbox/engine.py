@@ -1,0 +1,163 @@
+"""The container engine: the few calls that boxes need, and its failures as errors that name the fix."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import docker
+import requests.exceptions
+
+from quintain import InfrastructureError
+
+LABEL = "quintain.sandbox"
+"""Label of every container that a sandbox makes; its value differs from service to service."""
+MACHINE, PROCESS = f"{LABEL}.machine", f"{LABEL}.process"
+"""Labels of its trainer: the machine's name, and the boot, the process id and the start time of the process there."""
+CALL_SECONDS = 60.0
+"""How long the engine may take to answer on a loaded machine."""
+START = "start one (Debian: apt-get install docker.io, then dockerd), or name its socket in DOCKER_HOST"
+FULL = "free space on the engine's disk: docker system prune"
+
+
+class Engine:
+    """A client of an engine's API, Docker's or podman's. Methods block; threads share it.
+
+    Args:
+        url: such as ``unix:///run/podman/podman.sock``; empty for ``DOCKER_HOST``, else Docker's own socket.
+
+    Raises:
+        InfrastructureError: no engine answers there. All methods raise it, too.
+    """
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+        settings = docker.utils.kwargs_from_env() | ({"base_url": url} if url else {})
+        with self._reported("does not answer"):
+            self._api = docker.APIClient(version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings)
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._api.close()
+
+    def info(self) -> Mapping[str, Any]:
+        """What the engine says about itself: ``Runtimes``, ``SecurityOptions``, ``Driver``."""
+        with self._reported("does not answer"):
+            info: Mapping[str, Any] = self._api.info()
+        return info
+
+    def image(self, name: str, build: str) -> str | None:
+        """The id of an image; ``None`` if the engine does not have it."""
+        with self._reported(f"has no image {name!r}; {build}"), contextlib.suppress(docker.errors.ImageNotFound):
+            return str(self._api.inspect_image(name)["Id"])
+        return None
+
+    def import_image(self, archive: IO[bytes], name: str, tag: str, changes: list[str]) -> str:
+        """Make an image of a tar archive; its id."""
+        with self._reported("cannot import an image"):
+            self._api.import_image_from_data(archive, repository=name, tag=tag, changes=changes)
+            return str(self._api.inspect_image(f"{name}:{tag}")["Id"])
+
+    def tag(self, image: str, name: str, tag: str) -> None:
+        """Give an image one more tag, or move that tag to it."""
+        with self._reported("cannot tag an image"):
+            self._api.tag(image, name, tag)
+
+    def host_settings(self, **settings: Any) -> Mapping[str, Any]:
+        """Limits and isolation of a container, in the words of the API; see ``create_host_config`` of docker's SDK."""
+        config: Mapping[str, Any] = self._api.create_host_config(**settings)
+        return config
+
+    def create(self, image: str, build: str, **settings: Any) -> str:
+        """Create a container; its id."""
+        with self._reported(f"has no image {image!r}; {build}"):
+            return str(self._api.create_container(image, **settings)["Id"])
+
+    def attach(self, container: str) -> socket.socket:
+        """A connection to the standard streams; output comes in frames (see `container.Frames`)."""
+        streams = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        with self._reported("cannot attach to a container"):
+            stream = self._api.attach_socket(container, params=streams)
+        own = socket.socket(fileno=os.dup(stream.fileno()))
+        stream._response.close()  # the client's hold on it; the connection stays open by the copy
+        return own
+
+    def start(self, container: str) -> None:
+        """Start its first process."""
+        with self._reported("cannot start a container"):
+            self._api.start(container)
+
+    def inspect(self, container: str) -> Mapping[str, Any]:
+        """Its state: ``Running``, ``Pid``, ``OOMKilled``, ``ExitCode``."""
+        with self._reported("cannot inspect a container"):
+            state: Mapping[str, Any] = self._api.inspect_container(container)["State"]
+        return state
+
+    def kill(self, container: str) -> None:
+        """Kill all processes of a container; nothing happens if it has ended."""
+        with self._reported("cannot kill a container"):
+            try:
+                self._api.kill(container)
+            except docker.errors.APIError as e:
+                if e.status_code not in (404, 409):  # it is gone, or not running
+                    raise
+
+    def remove(self, container: str) -> None:
+        """Kill and remove a container; nothing happens if it is gone."""
+        with self._reported("cannot remove a container"):
+            try:
+                self._api.remove_container(container, force=True, v=True)
+            except docker.errors.APIError as e:
+                if e.status_code not in (404, 409):  # it is gone, or being removed
+                    raise
+
+    def containers(self) -> dict[str, Mapping[str, str]]:
+        """The labels of all containers of sandboxes, also of other trainers, by id."""
+        with self._reported("cannot list containers"):
+            found = self._api.containers(all=True, filters={"label": LABEL})
+        return {str(item["Id"]): item["Labels"] for item in found}
+
+    @contextlib.contextmanager
+    def _reported(self, failure: str) -> Iterator[None]:
+        try:
+            yield
+        except docker.errors.APIError as e:
+            said = str(e.explanation or e)
+            if "no space left" in said or "disk quota" in said:
+                raise InfrastructureError(f"the container engine's disk is full; {FULL} ({said})") from e
+            if e.status_code == 404 and "image" in said.lower():
+                raise InfrastructureError(f"the container engine at {self.url} {failure}") from e
+            raise InfrastructureError(f"the container engine at {self.url} refused a call: {said}") from e
+        except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
+            raise InfrastructureError(f"no container engine answers at {self.url}; {START}") from e
+
+
+def own_labels() -> dict[str, str]:
+    """Labels for the containers of one more service of this process."""
+    process = f"{_boot()} {os.getpid()} {_started(os.getpid())}"
+    return {LABEL: secrets.token_hex(8), MACHINE: socket.gethostname(), PROCESS: process}
+
+
+def is_stale(labels: Mapping[str, str]) -> bool:
+    """Whether the trainer that made a container lived on this machine and has died."""
+    boot, pid, started, *_ = [*labels.get(PROCESS, "").split(), "", "", ""]
+    if labels.get(MACHINE) != socket.gethostname() or not pid.isdigit():
+        return False
+    return boot != _boot() or started != _started(int(pid))
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _started(pid: int) -> str:
+    """When a process started, in ticks since the boot; empty if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
