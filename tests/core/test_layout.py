@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,15 @@ def plant(copy: Path) -> Plant:
     return plant
 
 
-def new(rule: str, checkout: Any, copy: Path) -> list[str]:
+@cache
+def standing(rule: str) -> frozenset[str]:
+    """The violations of the checkout, found once for all plants."""
+    return frozenset(layout.RULES[rule](layout.read(ROOT)))
+
+
+def new(rule: str, copy: Path) -> list[str]:
     """Violations in the copy that the checkout does not have."""
-    before = layout.RULES[rule](checkout)
-    return [violation for violation in layout.RULES[rule](layout.read(copy)) if violation not in before]
+    return [violation for violation in layout.RULES[rule](layout.read(copy)) if violation not in standing(rule)]
 
 
 LATE = "def planted():\n    from {} import {}"
@@ -120,25 +126,25 @@ BY_CALL = "import importlib\ndef planted():\n    return importlib.import_module(
         ("errors.py", "types"),
     ],
 )
-def test_upward_import_is_found(path: str, module: str, form: str, checkout: Any, copy: Path, plant: Plant) -> None:
+def test_upward_import_is_found(path: str, module: str, form: str, copy: Path, plant: Plant) -> None:
     """Neither an import of a higher layer nor one of a sibling escapes, however late it is or for whom."""
     dots = "." * (path.count("/") + 1)
     plant(f"core/quintain/{path}", form.format(dots, module))
 
-    (found,) = new("layers", checkout, copy)
+    (found,) = new("layers", copy)
 
     source = path.removesuffix(".py").replace("/", ".")
     assert found.startswith(f"quintain.{source}:")
     assert f"imports quintain.{module}" in found
 
 
-def test_import_of_the_root_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_import_of_the_root_is_found(copy: Path, plant: Plant) -> None:
     """The root's lazy names are for users; inside the package only its two constants may be imported."""
     plant("core/quintain/models/load.py", "from .. import API_VERSION, __version__")
-    assert not new("layers", checkout, copy)
+    assert not new("layers", copy)
 
     plant("core/quintain/models/load.py", "def planted():\n    from quintain import Task")
-    assert "reaches up" in new("layers", checkout, copy)[0]
+    assert "reaches up" in new("layers", copy)[0]
 
 
 def test_root_names_are_defined_there(checkout: Any) -> None:
@@ -149,21 +155,21 @@ def test_root_names_are_defined_there(checkout: Any) -> None:
     assert assigned | {n.name for n in root.top if isinstance(n, ast.FunctionDef)} >= layout.ROOT_NAMES
 
 
-def test_part_without_a_layer_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_part_without_a_layer_is_found(copy: Path, plant: Plant) -> None:
     """A new folder or module at the top says where it belongs."""
     plant("core/quintain/misc.py", "")
 
-    assert ["quintain.misc has no layer"] == new("layers", checkout, copy)
-    assert ["quintain/misc.py"] == new("root_files", checkout, copy)
+    assert ["quintain.misc has no layer"] == new("layers", copy)
+    assert ["quintain/misc.py"] == new("root_files", copy)
 
 
 @pytest.mark.parametrize("form", ["from {} import {}", LATE, TYPE_ONLY], ids="eager late typed".split())
-def test_circle_is_found(form: str, checkout: Any, copy: Path, plant: Plant) -> None:
+def test_circle_is_found(form: str, copy: Path, plant: Plant) -> None:
     """Three modules of one folder that import one another in a circle."""
     for here, there in ("ab", "bc", "ca"):
         plant(f"core/quintain/training/planted_{here}.py", form.format(".", f"planted_{there}"))
 
-    (circle,) = new("cycles", checkout, copy)
+    (circle,) = new("cycles", copy)
 
     assert "quintain.training.planted_a <-> quintain.training.planted_b <-> quintain.training.planted_c" == circle
 
@@ -179,27 +185,27 @@ def test_components_of_a_graph() -> None:
 
 
 @pytest.mark.parametrize("module", ["learning", "engines"])
-def test_training_that_names_a_learner_or_engine_is_found(module: str, checkout: Any, copy: Path, plant: Plant) -> None:
+def test_training_that_names_a_learner_or_engine_is_found(module: str, copy: Path, plant: Plant) -> None:
     """Training gets its learner and engine from the registry."""
     plant("core/quintain/training/run.py", LATE.format("..", module))
 
-    assert new("training_without_registry", checkout, copy)
+    assert new("training_without_registry", copy)
 
 
-def test_computed_import_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_computed_import_is_found(copy: Path, plant: Plant) -> None:
     """An import by a computed name would pass under every other rule."""
     plant("core/quintain/types/task.py", "import importlib\ndef planted(x):\n    return importlib.import_module(x)")
 
-    assert new("computed_imports", checkout, copy)
+    assert new("computed_imports", copy)
 
 
 @pytest.mark.parametrize("library", ["numpy", "torch.nn", "click"])
 @pytest.mark.parametrize("path", ["types/rollout.py", "registry/lookup.py", "training/loop.py", "__init__.py"])
-def test_library_in_the_kernel_is_found(path: str, library: str, checkout: Any, copy: Path, plant: Plant) -> None:
+def test_library_in_the_kernel_is_found(path: str, library: str, copy: Path, plant: Plant) -> None:
     """The kernel imports no numeric library, not even inside a function."""
     plant(f"core/quintain/{path}", f"def planted():\n    import {library}")
 
-    (found,) = new("kernel_imports", checkout, copy)
+    (found,) = new("kernel_imports", copy)
 
     assert f"imports {library}" in found
 
@@ -221,32 +227,32 @@ def test_ratchet_follows_the_kernel_down() -> None:
     assert layout.budget(4_459, 4_500, SLACK).startswith("lower the ratchet to 4,459")
 
 
-def test_long_file_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_long_file_is_found(copy: Path, plant: Plant) -> None:
     """A file of 500 lines passes, one of 501 does not."""
     plant("core/quintain/models/planted.py", "\n" * 498)
-    assert not new("long_files", checkout, copy)
+    assert not new("long_files", copy)
 
     plant("core/quintain/models/planted.py", "")
-    assert new("long_files", checkout, copy)
+    assert new("long_files", copy)
 
 
-def test_long_function_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_long_function_is_found(copy: Path, plant: Plant) -> None:
     """Sixty lines pass beside any signature and docstring; one more does not."""
     head = "def planted(\n    a,\n    b,\n):\n    '''One.\n\n    Two.\n    '''\n"
     plant("core/quintain/models/planted_a.py", head + "    a += 1\n" * 60)
-    assert not new("long_functions", checkout, copy)
+    assert not new("long_functions", copy)
 
     plant("core/quintain/models/planted_b.py", "class Planted:\n    async def planted(a):\n" + "        a += 1\n" * 61)
-    (found,) = new("long_functions", checkout, copy)
+    (found,) = new("long_functions", copy)
     assert "planted has 61 lines" in found
 
 
-def test_class_defined_twice_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_class_defined_twice_is_found(copy: Path, plant: Plant) -> None:
     """One class name means one thing in the package, private and nested classes included."""
     plant("core/quintain/types/planted.py", "class _Planted:\n    pass")
     plant("core/quintain/training/planted.py", "def f():\n    class _Planted:\n        pass")
 
-    (found,) = new("repeated_classes", checkout, copy)
+    (found,) = new("repeated_classes", copy)
 
     assert found.startswith("class _Planted: ")
 
@@ -262,20 +268,20 @@ def test_class_defined_twice_is_found(checkout: Any, copy: Path, plant: Plant) -
         "import quintain.training.run as run\nrun._planted()",
     ],
 )
-def test_private_name_across_modules_is_found(text: str, checkout: Any, copy: Path, plant: Plant) -> None:
+def test_private_name_across_modules_is_found(text: str, copy: Path, plant: Plant) -> None:
     """A name with a leading underscore stays in its module."""
     plant("core/quintain/training/planted.py", text)
 
-    assert new("private_names", checkout, copy)
+    assert new("private_names", copy)
 
 
-def test_private_names_of_others_pass(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_private_names_of_others_pass(copy: Path, plant: Plant) -> None:
     """Names between double underscores, attributes of objects and other libraries are no business of the rule."""
     plant(
         "core/quintain/training/planted.py", "import sys\nfrom .. import __version__\nsys._getframe()\nx = object()._y"
     )
 
-    assert not new("private_names", checkout, copy)
+    assert not new("private_names", copy)
 
 
 @pytest.mark.parametrize(
@@ -295,28 +301,26 @@ def test_private_names_of_others_pass(checkout: Any, copy: Path, plant: Plant) -
     ],
 )
 @pytest.mark.parametrize("sample", ["plugins/planted", "environments/planted", "examples/planted"])
-def test_sample_that_imports_a_private_module_is_found(
-    sample: str, text: str, checkout: Any, copy: Path, plant: Plant
-) -> None:
+def test_sample_that_imports_a_private_module_is_found(sample: str, text: str, copy: Path, plant: Plant) -> None:
     """Plugins, environments and examples use public names of public modules, as anyone else's code."""
     (copy / sample / "src").mkdir(parents=True)
     plant(f"{sample}/src/planted.py", text)
 
-    assert new("member_imports", checkout, copy)
+    assert new("member_imports", copy)
 
 
-def test_sample_that_imports_public_names_passes(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_sample_that_imports_public_names_passes(copy: Path, plant: Plant) -> None:
     """Names in the `__all__` of a public module, however imported."""
     (copy / "plugins" / "planted" / "src").mkdir(parents=True)
     text = "import quintain\nfrom quintain import Task, testing\nfrom quintain.learning import Learner\nimport torch"
     plant("plugins/planted/src/planted.py", f"{text}\nquintain.Task, testing.rollout, quintain.learning.Learner")
 
-    assert not new("member_imports", checkout, copy)
+    assert not new("member_imports", copy)
 
 
-def test_public_module_without_all_is_found(checkout: Any, copy: Path, plant: Plant) -> None:
+def test_public_module_without_all_is_found(copy: Path, plant: Plant) -> None:
     """What a public module offers is written down."""
     file = copy / "core" / "quintain" / "testing" / "__init__.py"
     file.write_text(file.read_text().replace("__all__", "everything"))
 
-    assert ["quintain.testing has no __all__"] == new("undeclared_exports", checkout, copy)
+    assert ["quintain.testing has no __all__"] == new("undeclared_exports", copy)
