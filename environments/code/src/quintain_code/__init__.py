@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from .environment import Code, grade_reply, passes_tests
 from .extract import Extraction, extract
+from .grading import OUTCOMES, Grade, Grader
+from .rows import task_of
 from .tasks import Case, CodeTask, Kind
 
-__all__ = ["Case", "CodeTask", "Extraction", "Kind", "extract"]
+__all__ = [
+    "OUTCOMES",
+    "Case",
+    "Code",
+    "CodeTask",
+    "Extraction",
+    "Grade",
+    "Grader",
+    "Kind",
+    "extract",
+    "grade_reply",
+    "passes_tests",
+    "task_of",
+]

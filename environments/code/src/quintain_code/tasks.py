@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -9,10 +10,37 @@ from typing import Literal
 from quintain import Task
 from quintain.errors import UsageError
 
+from .names import suite_tests
+
 Kind = Literal["function", "stdin", "suite"]
 
 MODULE = "solution.py"
 """The file that the policy writes, unless a task names others."""
+
+
+@dataclass(frozen=True)
+class Language:
+    """The file of a program, the command of the sandbox that the language needs, and how it runs."""
+
+    file: str
+    command: str
+    argv: tuple[str, ...]
+
+
+def _compiled(file: str, command: str, compiles: str, runs: str) -> Language:
+    return Language(file, command, ("/bin/sh", "-c", f"{compiles} 1>&2 && exec {runs}"))
+
+
+LANGUAGES = {
+    "python": Language(MODULE, "python3", ("python3", "-I", MODULE)),
+    "c": _compiled("main.c", "gcc", "gcc -O2 -o program main.c -lm", "./program"),
+    "cpp": _compiled("main.cpp", "g++", "g++ -O2 -std=c++17 -o program main.cpp", "./program"),
+    "java": _compiled("Main.java", "javac", "javac Main.java", "java Main"),
+    "javascript": Language("main.js", "node", ("node", "main.js")),
+    "bash": Language("main.sh", "bash", ("bash", "main.sh")),
+    "perl": Language("main.pl", "perl", ("perl", "main.pl")),
+}
+"""How programs that read standard input run, by language; a task may give another command."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +66,12 @@ class CodeTask(Task):
             1 if all pass, else 0.
         solution: reference by file name; it must get 1. Empty: there is none.
         files: names of the files that the policy writes.
+        prefix: source that stands before the first file of every solution, such as imports.
         language: of the fenced block that holds the solution.
         argv: of a program: the command that runs it.
-        seconds: wall-clock time of the tests together, or of each case.
+        in_place: of a function: the solution may change the lists, dicts and sets that it gets, and the tests see it.
+        seconds: CPU time of the solution in all tests together, or in each case. The wall clock has three
+            times as much.
         memory: MiB of each sandbox.
         source: where the task comes from, for messages.
     """
@@ -53,23 +84,28 @@ class CodeTask(Task):
     weights: tuple[float, ...] = ()
     solution: Mapping[str, str] = field(default_factory=dict)
     files: tuple[str, ...] = (MODULE,)
+    prefix: str = ""
     language: str = "python"
     argv: tuple[str, ...] = ("python3", "-I", MODULE)
-    seconds: float = 10.0
+    in_place: bool = False
+    seconds: float = 5.0
     memory: int = 512
     source: str = ""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         where = self.source or self.id
-        held = {"function": self.tests, "stdin": self.cases, "suite": self.suite}
-        if self.kind not in held:
-            raise UsageError(f"code task {where}: kind is {self.kind!r}; expected one of {', '.join(held)}")
-        if not held[self.kind]:
+        counts = {"function": len(self.tests), "stdin": len(self.cases), "suite": len(suite_tests(self.suite))}
+        if self.kind not in counts:
+            raise UsageError(f"code task {where}: kind is {self.kind!r}; expected one of {', '.join(counts)}")
+        if not counts[self.kind]:
             raise UsageError(f"code task {where} has no tests")
         if not self.files or len(set(self.files)) < len(self.files):
             raise UsageError(f"code task {where}: files is {self.files!r}; expected distinct names, at least one")
+        for name in self.files:
+            if name.startswith("quintain_") or name.removesuffix(".py") in sys.stdlib_module_names:
+                raise UsageError(f"code task {where}: the file {name!r} has the name of a module of Python")
         if self.weights and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
             raise UsageError(f"code task {where}: the weights sum to {sum(self.weights):g}; expected shares of 1")
-        if self.weights and self.kind != "suite" and len(self.weights) != len(held[self.kind]):
-            raise UsageError(f"code task {where}: {len(self.weights)} weights for {len(held[self.kind])} tests")
+        if self.weights and len(self.weights) != counts[self.kind]:
+            raise UsageError(f"code task {where}: {len(self.weights)} weights for {counts[self.kind]} tests")

@@ -1,0 +1,129 @@
+"""The environment `code`: programming tasks of data sets, graded in two sandboxes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+from weakref import WeakKeyDictionary
+
+from quintain import Agent, Demonstration, Environment, Message, Rollout, Score, control, need, reward
+from quintain.errors import UsageError
+from quintain_sandbox import ProbedSandbox
+
+from .data import fingerprint, known_faults, load, read_faults
+from .extract import TAGS, extract
+from .grading import OUTCOMES, Grade, Grader
+from .tasks import CodeTask
+
+_GRADERS: WeakKeyDictionary[ProbedSandbox, Grader] = WeakKeyDictionary()
+
+
+@reward(range=(0, 1))
+def passes_tests(rollout: Rollout[CodeTask, Grade]) -> Score:
+    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of those that pass."""
+    grade = rollout.result
+    return Score(value=grade.score, parts={grade.outcome: 1.0}, reason=grade.reason)
+
+
+class Code(Environment[CodeTask, Grade]):
+    """Programming tasks with hidden tests: MBPP, HumanEval, EvalPlus, APPS, LiveCodeBench, own files.
+
+    Attributes:
+        data: file of JSON lines; or a folder with ``train.jsonl``, ``test.jsonl`` and perhaps ``dev.jsonl``; or a data
+            set of the hub, such as ``google-research-datasets/mbpp`` or ``name:configuration``.
+        splits: of a file. ``"own"``: those that MBPP defines, a row's ``split``, or a tenth of the rows each for
+            ``dev`` and ``test``; ``"test"``: all rows are the split ``test``.
+        show_tests: tests in the prompt; -1 follows the data set: one for MBPP, none for the others.
+        left_out: file that ``quintain-code check`` wrote: its rows are left out. Rows of known data sets whose own
+            tests fail are always left out.
+        seconds: CPU time of one solution; 0 keeps that of the row (5).
+    """
+
+    reward = passes_tests
+
+    data: str = ""
+    splits: Literal["own", "test"] = "own"
+    show_tests: int = -1
+    left_out: str = ""
+    seconds: float = 0.0
+    sandbox: ProbedSandbox = need()
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise UsageError(
+                "code: data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
+                'set of the hub: --data FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
+            )
+        if self.show_tests < -1 or self.seconds < 0:
+            raise UsageError(f"code: show_tests is {self.show_tests}, seconds {self.seconds}; expected at least 0")
+
+    def tasks(self, split: str) -> Iterable[CodeTask]:
+        out = known_faults() | (read_faults(Path(self.left_out)) if self.left_out else {})
+        for task in load(self.data, split, self.splits, self.show_tests):
+            if fingerprint(task) not in out:
+                yield replace(task, id="", seconds=self.seconds) if self.seconds else task
+
+    async def rollout(self, task: CodeTask, agent: Agent) -> Grade:
+        agent.user(task.prompt)
+        turn = await agent.turn()
+        grade = await grade_reply(self.sandbox, task, turn.reply)
+        agent.metric(**{name: float(name == grade.outcome) for name in OUTCOMES})
+        agent.metric(tests_passed=grade.passed / max(1, grade.total))
+        return grade
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        for task in self.tasks(split):
+            if task.solution:
+                yield Demonstration(prompt=task.prompt, reply=self.oracle(task, ()))
+
+    @control(scores="max")
+    def oracle(self, task: CodeTask, messages: Sequence[Message]) -> str:
+        """The reference."""
+        return reply_of(task, task.solution)
+
+    @control(scores="min")
+    def nop(self, task: CodeTask, messages: Sequence[Message]) -> str:
+        """Nothing."""
+        return ""
+
+    @control(scores="min")
+    def empty(self, task: CodeTask, messages: Sequence[Message]) -> str:
+        """A comment instead of code."""
+        return reply_of(task, dict.fromkeys(task.files, "# TODO\n"))
+
+    @control(scores="min")
+    def exits(self, task: CodeTask, messages: Sequence[Message]) -> str:
+        """End the process with success before any test."""
+        return reply_of(task, dict.fromkeys(task.files, "import os\nos._exit(0)\n"))
+
+
+async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Grade:
+    """Grade the code of *reply*; raises as `Grader.grade`."""
+    found = extract(reply, language=task.language, files=task.files)
+    if not found.files:
+        return Grade(score=0.0, outcome="no_code", total=len(task.tests or task.cases), reason=found.reason)
+    grader = _GRADERS.setdefault(sandbox, Grader(sandbox))
+    return await grader.grade(task, with_prefix(task, found.files))
+
+
+def with_prefix(task: CodeTask, files: Mapping[str, str]) -> dict[str, str]:
+    """*files* with the prefix of the task before the first one."""
+    if not task.prefix:
+        return dict(files)
+    first = task.files[0]
+    return {**files, first: f"{task.prefix}\n{files[first]}"}
+
+
+def reply_of(task: CodeTask, files: Mapping[str, str]) -> str:
+    """A reply whose code is *files*; fences are longer than any in the code."""
+    tag = TAGS.get(task.language, (task.language,))[0]
+    blocks = []
+    for name, text in files.items():
+        mark = "```"
+        while mark in text:
+            mark += "`"
+        info = f"{tag} {name}" if len(task.files) > 1 else tag
+        blocks.append(f"{mark}{info}\n{text}" + ("" if text.endswith("\n") else "\n") + mark)
+    return "\n\n".join(blocks)

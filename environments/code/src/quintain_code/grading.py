@@ -1,0 +1,241 @@
+"""Grading in two sandboxes: the solution in one, the tests and expected values in the other.
+
+The host relays lines between them and reads none of the solution's. A pass is a message of the tests' sandbox that
+repeats a nonce and has one outcome for each test.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import Any, Literal
+
+from quintain.errors import EnvironmentFault, UsageError
+from quintain_sandbox import LineTooLong, ProbedSandbox, ProgramLimits, ProgramResult
+
+from .archive import pytest_archive
+from .names import solution_names, suite_tests
+from .tasks import LANGUAGES, CodeTask
+
+Outcome = Literal["passed", "failed", "error", "timeout", "memory", "output", "crashed", "unsupported", "no_code"]
+OUTCOMES: tuple[Outcome, ...] = (
+    "passed", "failed", "error", "timeout", "memory", "output", "crashed", "unsupported", "no_code",
+)  # fmt: skip
+
+LINE = 17 << 20
+"""Bytes of one message between the sandboxes: what `inside.values` writes, and its head."""
+STREAM = 1 << 28
+"""Bytes that one sandbox may send in all."""
+HEADROOM = 3
+"""Wall-clock seconds for each second of CPU time: on a loaded machine a program waits."""
+PATIENCE = 20.0
+"""Seconds that the tests get beyond those of the solution."""
+ENDS: Mapping[str, Outcome] = {"timeout": "timeout", "memory": "memory", "output": "output"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grade:
+    """What the tests say of a solution.
+
+    Attributes:
+        score: 1 if all tests passed; else the weights of those that did, 0 without weights.
+        outcome: ``passed``, or what happened to the first test that did not pass. ``failed`` is a wrong result,
+            ``error`` an exception, ``crashed`` an early exit, ``unsupported`` a result that is no plain data; the
+            others name the limit, or say that the reply has no code.
+        passed, total: tests.
+        reason: one line for people; it may show tests, so it never goes to the policy.
+    """
+
+    score: float
+    outcome: Outcome
+    passed: int = 0
+    total: int = 0
+    reason: str = ""
+
+
+class Grader:
+    """Grades solutions in *sandbox*."""
+
+    def __init__(self, sandbox: ProbedSandbox) -> None:
+        self._sandbox = sandbox
+        self._commands: dict[str, bool] = {}
+        self._references: dict[str, Grade | None] = {}
+
+    async def grade(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
+        """Grade *files*, the solution by file name.
+
+        Raises:
+            EnvironmentFault: the task cannot be graded: the sandbox lacks its language, or its reference fails.
+            InfrastructureError: a sandbox failed.
+        """
+        grade = await self.once(task, files)
+        if grade.outcome != "passed" and task.solution:
+            if task.id not in self._references:
+                self._references[task.id] = await self.once(task, task.solution)
+            reference = self._references[task.id]
+            if reference is not None and reference.outcome != "passed":
+                raise EnvironmentFault(
+                    f"task {task.source or task.id}: its own reference does not pass: {reference.outcome}: "
+                    f"{reference.reason}; correct the row or leave it out"
+                )
+        return grade
+
+    async def once(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
+        """As `grade`, without the check of the reference."""
+        if task.kind == "stdin":
+            return await self._program(task, files)
+        return await self._related(task, files)
+
+    async def _program(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
+        await self._require(LANGUAGES[task.language].command if task.language in LANGUAGES else task.argv[0])
+        sources = {name: text.encode() for name, text in files.items()}
+        results: list[tuple[Outcome, str]] = []
+        for case in task.cases:
+            expected = case.stdout.encode()
+            limits = replace(_limits(task), output=4 * len(expected) + (1 << 16))
+            ended = await self._sandbox.run(sources, task.argv, case.stdin.encode(), limits)
+            results.append(_of_program(ended, expected))
+            if results[-1][0] != "passed" and not task.weights:
+                break
+        return _graded(task, results, len(task.cases))
+
+    async def _require(self, command: str) -> None:
+        if command not in self._commands:
+            look = await self._sandbox.run({}, ["/bin/sh", "-c", 'command -v "$1"', "sh", command])
+            self._commands[command] = look.status == "ok"
+        if not self._commands[command]:
+            raise EnvironmentFault(
+                f"the sandbox has no {command}: install it where the sandbox takes its programs from"
+            )
+
+    async def _related(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
+        """Tests in one sandbox, the solution in the other."""
+        nonce = secrets.token_hex(16)
+        job, tests = _job(task, nonce)
+        solution = {name: text.encode() for name, text in files.items()} | _inside("solution")
+        command, limits = ["python3", "-I", "quintain_solution.py"], _limits(task)
+        patient = replace(limits, seconds=limits.seconds + PATIENCE, cpu_seconds=limits.cpu_seconds + PATIENCE)
+        async with AsyncExitStack() as stack:
+            box = await stack.enter_async_context(self._sandbox.start(solution, command, limits))
+            beside = self._sandbox.start(tests, ["python3", "-I", "quintain_tests.py"], patient, beside=box)
+            judge = await stack.enter_async_context(beside)
+            await box.write(_line({"in_place": task.in_place}))
+            await judge.write(_line(job))
+            verdict = await _relay(judge, box, nonce)
+        if isinstance(verdict, ProgramResult):
+            outcome: Outcome = ENDS.get(verdict.status, "error")
+            return Grade(score=0.0, outcome=outcome, reason=f"the tests did not end: {verdict.status}")
+        if "fault" in verdict:
+            raise EnvironmentFault(f"task {task.source or task.id}: its tests do not run: {verdict['fault']}")
+        if task.kind == "function":
+            return _graded(task, [(o, reason) for o, reason in verdict["results"]], len(task.tests))
+        return _graded(task, *_of_suite(task, verdict["results"]))
+
+
+async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramResult:
+    """Carry requests and replies until the tests' verdict, or their end without one."""
+    lost = b""
+    while True:
+        line = await judge.read_line(limit=LINE)
+        if not line.endswith(b"\n"):
+            ended: ProgramResult = await judge.wait()
+            return ended
+        if line[:1] == b"D":
+            verdict: dict[str, Any] = json.loads(line[1:])
+            if verdict.get("nonce") == nonce:
+                return verdict
+        elif line[:1] == b"C":
+            reply = b""
+            if not lost:
+                await box.write(line[1:])
+                reply, lost = await _reply(box)
+            await judge.write(lost or b"R" + reply)
+
+
+async def _reply(box: Any) -> tuple[bytes, bytes]:
+    """The solution's next line, or the news of its end."""
+    try:
+        line = await box.read_line(limit=LINE)
+    except LineTooLong:
+        return b"", b"X" + _line(["output", "a reply of the solution is too long"])
+    if line.endswith(b"\n"):
+        return line, b""
+    ended = await box.wait()
+    outcome = ENDS.get(ended.status, "crashed")
+    return b"", b"X" + _line([outcome, f"the solution ended: {ended.status}, exit status {ended.exit}"])
+
+
+def _job(task: CodeTask, nonce: str) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """What the tests' sandbox gets: the job, and its files."""
+    modules = [name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in task.files]
+    job: dict[str, Any] = {"kind": task.kind, "nonce": nonce, "in_place": task.in_place}
+    if task.kind == "function":
+        names, imports = solution_names(task.setup, task.tests, task.solution.get(task.files[0], ""))
+        setup = f"{imports}\n{task.setup}"
+        job |= {"module": modules[0], "names": names, "setup": setup, "tests": task.tests}
+        return job, _inside("tests")
+    archive = pytest_archive()
+    suite = {f"suite/{name}": text.encode() for name, text in task.suite.items()}
+    return job | {"modules": modules, "pytest": "pytest.zip"}, suite | {"pytest.zip": archive} | _inside("tests")
+
+
+@cache
+def _inside(program: str) -> dict[str, bytes]:
+    """The files of a program of `quintain_code.inside`, by their names in the sandbox."""
+    folder = resources.files(__package__) / "inside"
+    return {f"quintain_{name}.py": (folder / f"{name}.py").read_bytes() for name in ("values", program)}
+
+
+def _limits(task: CodeTask) -> ProgramLimits:
+    return ProgramLimits(
+        seconds=HEADROOM * task.seconds, cpu_seconds=task.seconds, memory=task.memory << 20, output=STREAM
+    )
+
+
+def _line(data: Any) -> bytes:
+    return json.dumps(data).encode("ascii") + b"\n"
+
+
+def _of_program(ended: ProgramResult, expected: bytes) -> tuple[Outcome, str]:
+    """Exit status 0, and exactly the expected tokens, which white space separates."""
+    if ended.status in ENDS:
+        return ENDS[ended.status], f"the program ended: {ended.status}"
+    if ended.status != "ok":
+        last = ended.stderr.decode("utf-8", "replace").strip().splitlines()[-1:]
+        return "error", f"exit status {ended.exit}: {''.join(last)[:200]}"
+    if ended.stdout.split() != expected.split():
+        return "failed", f"printed {ended.stdout[:80]!r}, expected {expected[:80]!r}"
+    return "passed", ""
+
+
+def _of_suite(task: CodeTask, results: Mapping[str, Sequence[Any]]) -> tuple[list[tuple[Outcome, str]], int]:
+    """Outcomes of the tests that stand in the files, in order, then of the others; each of the former must have run."""
+    groups: dict[str, list[Sequence[Any]]] = {name: [] for name in suite_tests(task.suite)}
+    total = len(groups)
+    for node, result in results.items():
+        groups.setdefault(node.partition("[")[0].removeprefix("suite/"), []).append(result)
+    outcomes: list[tuple[Outcome, str]] = []
+    for name, group in groups.items():
+        bad = next(((o, reason) for o, reason in group if o != "passed"), None)
+        missing: tuple[Outcome, str] = ("error", f"{name} did not run")
+        outcomes.append(bad or (("passed", "") if group else missing))
+    return outcomes, max(total, len(outcomes))
+
+
+def _graded(task: CodeTask, results: Sequence[tuple[Outcome, str]], total: int) -> Grade:
+    passed = [outcome == "passed" for outcome, _ in results]
+    first = next(((o, reason) for o, reason in results if o != "passed"), None)
+    if total < 1 or (first is None and len(results) != total):
+        first = ("error", f"{len(results)} results for {total} tests")
+    if first is None:
+        return Grade(score=1.0, outcome="passed", passed=total, total=total)
+    if first[0] not in OUTCOMES:
+        raise UsageError(f"unknown outcome {first[0]!r}")
+    weights = [weight for weight, ok in zip(task.weights, passed, strict=False) if ok]
+    score = min(1.0, sum(weights)) if task.weights else 0.0
+    return Grade(score=score, outcome=first[0], passed=sum(passed), total=total, reason=first[1])

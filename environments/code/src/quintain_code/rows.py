@@ -1,0 +1,287 @@
+"""Rows of data sets as tasks: MBPP, HumanEval and EvalPlus, APPS and LiveCodeBench, and a format of our own.
+
+Rows are read as JSON and never unpickled; their code runs in sandboxes only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from quintain.errors import UsageError
+
+from .names import signatures, solution_names
+from .tasks import LANGUAGES, MODULE, Case, CodeTask
+
+BLOCK = "Put the code into one ```python block."
+PROGRAM = "Write a program that reads standard input and prints the answer. Put it into one ```{language} block."
+LEVELS = {
+    "introductory": 1.0, "interview": 2.0, "competition": 3.0, "easy": 1.0, "medium": 2.0, "hard": 3.0,
+}  # fmt: skip
+FORMATS = (
+    'MBPP {"text", "test_list"}, HumanEval {"prompt", "entry_point", "test"}, EvalPlus {"base_input"}, '
+    'APPS {"question", "input_output"}, LiveCodeBench {"question_content", "public_test_cases"}, '
+    '{"prompt", "tests"}, {"prompt", "inputs", "outputs"} or {"prompt", "suite"}'
+)
+
+COMPARE = """
+def _same(a, b, atol):
+    if isinstance(b, float) and isinstance(a, (int, float)):
+        return a == b or abs(a - b) <= (atol or 1e-6) + 1e-7 * abs(b) or (a != a and b != b)
+    if isinstance(b, (list, tuple)) and type(a) is type(b):
+        return len(a) == len(b) and all(_same(x, y, atol) for x, y in zip(a, b, strict=True))
+    if isinstance(b, dict) and isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k], atol) for k in b)
+    return a == b
+"""
+"""How EvalPlus compares: floats within a tolerance, all else as equal values."""
+
+
+def task_of(row: Any, where: str, show_tests: int | None = None) -> CodeTask:
+    """The task of a *row*.
+
+    Args:
+        where: file and line, or data set and index, for messages.
+        show_tests: tests in the prompt; ``None`` follows the data set: one for MBPP, whose texts do not say what a
+            function is called or takes, and none for the others.
+
+    Raises:
+        UsageError: the row has no known format, or a part of it is not as its format says.
+    """
+    if not isinstance(row, Mapping):
+        raise UsageError(f"{where} is no JSON object; expected {FORMATS}")
+    try:
+        for keys, reader in _READERS:
+            if all(row.get(key) is not None for key in keys):
+                return reader(row, where, show_tests)
+    except (KeyError, TypeError, ValueError, AttributeError) as e:
+        said = str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}"
+        raise UsageError(f"{where}: {said}") from e
+    raise UsageError(f"{where} has the keys {', '.join(map(str, row))[:200]}; expected {FORMATS}")
+
+
+def _mbpp(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    tests = tuple(_text(test) for test in row["test_list"])
+    reference = _text(row.get("code") or "")
+    imports = "\n".join(row.get("test_imports") or ())
+    setup = f"{imports}\n{_text(row.get('test_setup_code') or '')}".strip()
+    shown = tests[: 1 if show is None else show]
+    names, _ = solution_names(setup, tests, reference)
+    about = [_text(row.get("text") or row.get("prompt") or "").strip()]
+    if heads := signatures(names, reference):
+        about.append("Define " + ", ".join(f"`{head}`" for head in heads) + ".")
+    if shown:
+        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(shown) + "\n```")
+    hidden = row.get("challenge_test_list") or ()
+    return CodeTask(
+        prompt="\n\n".join([*about, BLOCK]),
+        tests=(*tests, *map(_text, hidden)),
+        setup=setup,
+        solution={MODULE: reference} if reference else {},
+        source=f"mbpp {row.get('task_id', '')}".strip(),
+    )
+
+
+def _human_eval(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    head, entry = _text(row["prompt"]), row["entry_point"]
+    test = f"{_text(row['test'])}\n\ncheck({entry})"
+    return _completed(row, head, entry, (test,), "")
+
+
+def _eval_plus(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    head, entry = _text(row["prompt"]), row["entry_point"]
+    reference = head + _text(row["canonical_solution"])
+    setup = f"import copy\n{COMPARE}\n_reference = {{}}\nexec({reference!r}, _reference)\n"
+    inputs = [*row["base_input"], *(row.get("plus_input") or ())]
+    line = "assert _same({entry}(*copy.deepcopy(_args)), _reference[{entry!r}](*_args), {atol!r})"
+    loop = f"for _args in {inputs!r}:\n    " + line.format(entry=entry, atol=row.get("atol") or 0)
+    return _completed(row, head, entry, (loop,), setup)
+
+
+def _completed(row: Mapping[str, Any], head: str, entry: str, tests: tuple[str, ...], setup: str) -> CodeTask:
+    """A task whose prompt is the head of a function; what precedes the function stands before every solution."""
+    body = _text(row.get("canonical_solution") or "")
+    return CodeTask(
+        prompt=f"Complete the function `{entry}`.\n\n```python\n{head.rstrip()}\n```\n\n{BLOCK}",
+        tests=tests,
+        setup=setup,
+        prefix=re.split(rf"^(?=def {re.escape(entry)}\b)", head, maxsplit=1, flags=re.M)[0],
+        solution={MODULE: head + body} if body else {},
+        source=str(row.get("task_id", "")),
+    )
+
+
+def _apps(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    data = _json(row["input_output"])
+    solutions = _json(row.get("solutions") or "[]")
+    reference = _text(solutions[0]) if solutions else ""
+    head = _text(row["question"])
+    starter = _text(row.get("starter_code") or "")
+    if data.get("fn_name"):
+        cases = list(zip(data["inputs"], data["outputs"], strict=True))
+        return _called(row, head, starter, data["fn_name"], cases, reference, show, wrapped=True)
+    lines: list[Any] = [tuple("\n".join(x) if isinstance(x, list) else x for x in pair)
+             for pair in zip(data["inputs"], data["outputs"], strict=True)]  # fmt: skip
+    return _program(row, head, lines, reference, show)
+
+
+def _live_code_bench(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    private = row.get("private_test_cases") or "[]"
+    if isinstance(private, str) and not private.lstrip().startswith("["):
+        raise UsageError("private_test_cases is compressed and pickled, which is never loaded; convert it to JSON")
+    cases = [*_json(row["public_test_cases"]), *_json(private)]
+    head, starter = _text(row["question_content"]), _text(row.get("starter_code") or "")
+    if cases and cases[0].get("testtype") == "functional":
+        name = _json(row.get("metadata") or "{}")["func_name"]
+        calls = [([json.loads(x) for x in c["input"].split("\n")], json.loads(c["output"])) for c in cases]
+        return _called(row, head, starter, name, calls, "", show)
+    return _program(row, head, [(c["input"], c["output"]) for c in cases], "", show)
+
+
+def _called(
+    row: Mapping[str, Any],
+    head: str,
+    starter: str,
+    name: str,
+    cases: Sequence[Any],
+    reference: str,
+    show: int | None,
+    *,
+    wrapped: bool = False,
+) -> CodeTask:
+    """A function, or a method of ``Solution``, with arguments and results as data."""
+    method = "class Solution" in (starter or reference)
+    target = f"Solution().{name}" if method else name
+    tests = tuple(_assertion(f"{target}(*{args!r})", out, wrapped=wrapped) for args, out in cases)
+    about = [head, f"```python\n{starter.rstrip()}\n```" if starter.strip() else f"Define `{name}`."]
+    if show:
+        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
+    return CodeTask(
+        prompt="\n\n".join([*about, BLOCK]),
+        tests=tests,
+        prefix="from typing import *\n",
+        solution={MODULE: reference} if reference else {},
+        level=_level(row),
+        source=_source(row),
+    )
+
+
+def _assertion(call: str, out: Any, *, wrapped: bool) -> str:
+    """*wrapped*: APPS wraps some results in a list of one and others not, so that both count."""
+    if wrapped and isinstance(out, list) and len(out) == 1:
+        return f"assert {call} in ({out!r}, {out[0]!r})"
+    return f"assert {call} == {out!r}"
+
+
+def _program(
+    row: Mapping[str, Any], head: str, cases: Sequence[tuple[str, str]], reference: str, show: int | None
+) -> CodeTask:
+    language = str(row.get("language") or "python")
+    if language not in LANGUAGES and not row.get("argv"):
+        raise UsageError(f"the language {language!r} needs `argv`; known without: {', '.join(LANGUAGES)}")
+    known = LANGUAGES.get(language)
+    file = str(row.get("file") or (known.file if known else MODULE))
+    shown = [f"Input:\n```\n{a.rstrip()}\n```\nOutput:\n```\n{b.rstrip()}\n```" for a, b in cases[: show or 0]]
+    return CodeTask(
+        prompt="\n\n".join([head, *shown, PROGRAM.format(language=language)]),
+        kind="stdin",
+        cases=tuple(Case(stdin=_text(a), stdout=_text(b)) for a, b in cases),
+        solution={file: reference} if reference else {},
+        files=(file,),
+        language=language,
+        argv=tuple(row.get("argv") or (known.argv if known else ())),
+        level=_level(row),
+        source=_source(row),
+        **_settings(row),
+    )
+
+
+def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    """``{"prompt", "tests"}``: a function."""
+    reference, tests, setup = row.get("solution") or "", tuple(row["tests"]), row.get("setup") or ""
+    about = [row["prompt"]]
+    if show:
+        about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
+    return CodeTask(
+        prompt="\n\n".join([*about, BLOCK]),
+        tests=tests,
+        setup=setup,
+        prefix=row.get("prefix") or "",
+        in_place=bool(row.get("in_place")),
+        solution={MODULE: reference} if reference else {},
+        level=_level(row),
+        source=_source(row),
+        **_settings(row),
+    )
+
+
+def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    """``{"prompt", "inputs", "outputs"}``: a program."""
+    cases = list(zip(row["inputs"], row["outputs"], strict=True))
+    return _program(row, row["prompt"], cases, row.get("solution") or "", show)
+
+
+def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
+    """``{"prompt", "suite", "files"}``: modules and a pytest suite by file name."""
+    files = tuple(row.get("files") or (MODULE,))
+    request = BLOCK
+    if len(files) > 1:
+        listed = ", ".join(f"```python {name}" for name in files)
+        request = f"Write each file into a block of its own, with its name behind the language: {listed}."
+    shown = [f"```python\n{text.rstrip()}\n```" for text in list(row["suite"].values())[: show or 0]]
+    if shown:
+        shown.insert(0, "Your code must pass")
+    solution = row.get("solution") or {}
+    return CodeTask(
+        prompt="\n\n".join([row["prompt"], *shown, request]),
+        kind="suite",
+        suite=dict(row["suite"]),
+        files=files,
+        solution={MODULE: solution} if isinstance(solution, str) else dict(solution),
+        level=_level(row),
+        source=_source(row),
+        **_settings(row),
+    )
+
+
+_READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int | None], CodeTask]], ...] = (
+    (("entry_point", "base_input"), _eval_plus),
+    (("entry_point", "test", "prompt"), _human_eval),
+    (("test_list",), _mbpp),
+    (("question_content", "public_test_cases"), _live_code_bench),
+    (("question", "input_output"), _apps),
+    (("prompt", "suite"), _own_suite),
+    (("prompt", "inputs", "outputs"), _own_program),
+    (("prompt", "tests"), _own),
+)
+"""Readers by the keys that tell their format; the first that fits reads the row."""
+
+
+def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+    known: dict[str, Callable[[Any], Any]] = {
+        "seconds": float,
+        "memory": int,
+        "weights": lambda weights: tuple(map(float, weights)),
+    }
+    return {key: convert(row[key]) for key, convert in known.items() if row.get(key)}
+
+
+def _level(row: Mapping[str, Any]) -> float | None:
+    level = row.get("level", row.get("difficulty"))
+    return float(level) if isinstance(level, (int, float)) else LEVELS.get(str(level).lower())
+
+
+def _source(row: Mapping[str, Any]) -> str:
+    return str(row.get("source") or row.get("id") or row.get("task_id") or row.get("question_id") or "")
+
+
+def _json(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) else value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise UsageError(f"{str(value)[:80]!r} is a {type(value).__name__}; expected text")
+    return value.replace("\r\n", "\n")

@@ -1,0 +1,339 @@
+"""Graders under attack, with real sandboxes: nothing wrong passes, and odd but right solutions do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quintain.errors import EnvironmentFault, InfrastructureError
+from quintain_code import Case, CodeTask, Grade, Grader
+from quintain_sandbox import Bubblewrap
+
+from ..plugins.sandbox_service import started
+from .code_payloads import (
+    FUNCTION,
+    HONEST,
+    PROGRAMS,
+    SETUP,
+    STACK,
+    STDIN_CASES,
+    SUITE,
+    SUITES,
+    TESTS,
+    Payload,
+)
+
+ADD = CodeTask(
+    prompt="Add.", tests=TESTS, setup=SETUP, seconds=10.0, solution={"solution.py": HONEST["plain"]}, source="add"
+)
+PILE = CodeTask(
+    prompt="Stack.", kind="suite", suite=SUITE, files=("stack.py",), solution={"stack.py": STACK}, seconds=10.0
+)
+CASES = tuple(Case(stdin=a, stdout=b) for a, b in STDIN_CASES)
+SUM = CodeTask(prompt="Sum.", kind="stdin", cases=CASES, seconds=10.0)
+ONE = CodeTask(prompt="Sum.", kind="stdin", cases=CASES[:1], seconds=10.0)
+SUMMED = "print(sum(map(int, input().split())))\n"
+SHORT = 0.7
+"""Seconds of attacks: some use up their time."""
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Bubblewrap]:
+    yield from started(slots=2)
+
+
+def graded(sandbox: Bubblewrap, task: CodeTask, *solutions: str) -> list[Grade]:
+    """The grades of single-file *solutions*, two at a time."""
+
+    async def grades() -> list[Grade]:
+        grader, room = Grader(sandbox), asyncio.Semaphore(2)
+
+        async def one(code: str) -> Grade:
+            async with room:
+                return await grader.once(task, {task.files[0]: code})
+
+        return list(await asyncio.gather(*map(one, solutions)))
+
+    return asyncio.run(grades())
+
+
+def grade(sandbox: Bubblewrap, code: str, *tests: str, **fields: object) -> Grade:
+    task = CodeTask(prompt="", tests=tests, **fields)  # type: ignore[arg-type]
+    return graded(sandbox, task, code)[0]
+
+
+def test_every_class_of_attack_has_payloads() -> None:
+    """G10 and G15 are about images and extraction, G19 and G20 about right solutions."""
+    payloads = [*FUNCTION, *SUITES, *PROGRAMS]
+    assert len(payloads) >= 60
+    for group in (FUNCTION, SUITES, PROGRAMS):
+        assert len({p.name for p in group}) == len(group)
+    classes = {c for p in payloads for c in p.classes.split()}
+    assert {f"G{n}" for n in range(1, 19)} - {"G15"} == classes
+    assert len(HONEST) >= 30
+
+
+@pytest.fixture(scope="module")
+def attacks(sandbox: Bubblewrap) -> dict[tuple[str, str], tuple[Grade, Grade]]:
+    """The grade of each attack, by kind of task and name, and that of an honest program right after it."""
+    payloads = [(task, p) for task, group in ((ADD, FUNCTION), (PILE, SUITES), (SUM, PROGRAMS)) for p in group]
+
+    async def grades() -> list[tuple[Grade, Grade]]:
+        grader, room = Grader(sandbox), asyncio.Semaphore(2)
+
+        async def one(task: CodeTask, payload: Payload) -> tuple[Grade, Grade]:
+            async with room:
+                attack = await grader.once(replace(task, seconds=SHORT), {task.files[0]: payload.code})
+                return attack, await grader.once(ONE, {ONE.files[0]: SUMMED})
+
+        return list(await asyncio.gather(*(one(*p) for p in payloads)))
+
+    return {(t.kind, p.name): found for (t, p), found in zip(payloads, asyncio.run(grades()), strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(kind, p.name) for kind, group in (("function", FUNCTION), ("suite", SUITES), ("stdin", PROGRAMS)) for p in group],
+)
+def test_no_attack_passes(attacks: dict[tuple[str, str], tuple[Grade, Grade]], kind: str, name: str) -> None:
+    """It has grade 0, and the honest program that runs next in the same sandbox has 1."""
+    attack, honest = attacks[kind, name]
+    assert 0 == attack.score, attack
+    assert attack.outcome != "passed"
+    assert (1.0, "passed") == (honest.score, honest.outcome), honest
+
+
+def test_odd_but_right_solutions_pass(sandbox: Bubblewrap) -> None:
+    grades = dict(zip(HONEST, graded(sandbox, ADD, *HONEST.values()), strict=True))
+    assert {} == {name: g for name, g in grades.items() if g.score != 1}
+    (pile,) = graded(sandbox, PILE, STACK)
+    assert (1.0, 5) == (pile.score, pile.total), pile
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome"),
+    [
+        ("def f(x):\n    return x + 1\n", "passed"),
+        ("def f(x):\n    return x\n", "failed"),
+        ("def f(x):\n    return 1 / 0\n", "error"),
+        ("def g(x):\n    return x + 1\n", "error"),
+        ("def f(x:\n", "error"),
+        ("raise RuntimeError\n", "error"),
+        ("def f(x):\n    while True: pass\n", "timeout"),
+        ("def f(x):\n    return len(b'x' * (1 << 30))\n", "error"),
+        ("import os\ndef f(x):\n    os.kill(os.getpid(), 9)\n    os._exit(3)\n", "crashed"),
+        ("def f(x):\n    return object()\n", "failed"),
+        ("def f(x):\n    return 'x' * (17 << 20)\n", "unsupported"),
+    ],
+)
+def test_the_outcome_says_what_happened(sandbox: Bubblewrap, code: str, outcome: str) -> None:
+    got = grade(sandbox, code, "assert f(1) == 2", seconds=SHORT, memory=256)
+    expected = {outcome, "memory"} if "1 << 30" in code else {outcome}
+    assert got.outcome in expected, got
+    assert got.score == float(outcome == "passed")
+
+
+VALUES = """
+import collections, datetime, decimal, fractions
+CASES = [None, True, 0, -1, 1.5, -0.0, float("inf"), "", chr(0xD800), "\\x00\\n", b"\\xff", bytearray(b"a"), 1j, ...,
+    [], [[]], (), (1,), {1, 2}, frozenset({"a"}), {}, {1: "a", (2, 3): [4]}, {"$": 1, "tuple": [2]}, range(3),
+    collections.deque([1], 3), decimal.Decimal("1.10"), fractions.Fraction(1, 3), datetime.date(2024, 2, 29),
+    datetime.datetime(2024, 1, 2, 3, 4, 5, 6), datetime.timedelta(1, 2, 3), int, ValueError, len]
+"""
+
+
+def test_values_cross_exactly_in_both_directions(sandbox: Bubblewrap) -> None:
+    test = (
+        "for case in CASES:\n    out = same(case)\n    assert type(out) is type(case) and repr(out) == repr(case), case"
+    )
+    assert grade(sandbox, "def same(x):\n    return x\n", test, setup=VALUES).outcome == "passed"
+    large = "assert same(-(10**5000)) == -(10**5000)"
+    assert grade(sandbox, "def same(x):\n    return x\n", large).outcome == "passed"
+    converted = "assert same([1]) == {1: 1} and type(same([1])) is dict"
+    code = "from collections import defaultdict\ndef same(x):\n    return defaultdict(int, {1: 1})\n"
+    assert grade(sandbox, code, converted).outcome == "passed"
+    counted = "assert same('aab') == {'a': 2, 'b': 1}"
+    assert grade(sandbox, "from collections import Counter as same\n", counted).outcome == "passed"
+
+
+def test_objects_stay_with_the_solution_and_come_back_as_arguments(sandbox: Bubblewrap) -> None:
+    code = "class Node:\n    def __init__(self, v):\n        self.v, self.left = v, None\n"
+    code += "def depth(n):\n    return 0 if n is None else 1 + depth(n.left)\n"
+    setup = "root = Node(1)\nroot.left = Node(2)\nroot.left.left = Node(3)"
+    got = grade(sandbox, code, "assert depth(root) == 3", "assert root.left.v == 2", "assert root.left == None or True",
+                "assert root.left is root.left", setup=setup)  # fmt: skip
+    assert (4, "passed") == (got.passed, got.outcome), got
+
+
+def test_functions_of_the_tests_can_be_called(sandbox: Bubblewrap) -> None:
+    code = "def twice(f, x):\n    return f(f(x))\n"
+    code += "def safe(f):\n    try:\n        f()\n    except KeyError as e:\n        return str(e)\n"
+    nested = "assert twice(lambda x: twice(lambda y: y * 2, x), 1) == 16"
+    raising = "def g():\n    raise KeyError('k')\nassert 'k' in safe(g)"
+    got = grade(sandbox, code, "assert twice(lambda x: x + 1, 3) == 5", nested, raising)
+    assert (3, "passed") == (got.passed, got.outcome), got
+
+
+def test_exceptions_keep_class_arguments_and_lineage(sandbox: Bubblewrap) -> None:
+    code = "class A(ValueError):\n    pass\nclass B(A):\n    pass\n"
+    code += "def f(n):\n    e = B('b', n)\n    e.n = n\n    raise e\ndef g():\n    return {}['x']\n"
+    test = "try:\n    f(3)\n    assert False\nexcept A as e:\n    assert type(e) is B\n"
+    test += "    assert (e.args, e.n) == (('b', 3), 3)"
+    also = "try:\n    g()\n    assert False\nexcept KeyError as e:\n    assert e.args == ('x',)"
+    got = grade(sandbox, code, test, also, test.replace("A as", "ValueError as"))
+    assert (3, "passed") == (got.passed, got.outcome), got
+
+
+def test_arguments_change_in_place_only_where_the_task_says_so(sandbox: Bubblewrap) -> None:
+    code = "def clear(x):\n    x.clear()\n"
+    test = "x = [1, 2]\nclear(x)\nassert x == []"
+    assert grade(sandbox, code, test, in_place=True).outcome == "passed"
+    assert grade(sandbox, code, test).outcome == "failed"
+    forged = "import os\ndef clear(x):\n    os.write(3, b'x')\n"
+    assert grade(sandbox, forged, test, in_place=True).outcome != "passed"
+
+
+def test_weights_count_the_tests_that_pass_and_no_others(sandbox: Bubblewrap) -> None:
+    """Without weights a partly right solution has 0; a test that never ends earns nothing."""
+    code = "def f(x):\n    while x > 1: pass\n    return x\n"
+    tests = ("assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2", "assert f(0) == 0")
+    weighted = grade(sandbox, code, *tests, weights=(0.2, 0.3, 0.4, 0.1), seconds=SHORT)
+    assert (0.5, "timeout", 2, 4) == (weighted.score, weighted.outcome, weighted.passed, weighted.total)
+    assert grade(sandbox, code, *tests, seconds=SHORT).score == 0
+    (program,) = graded(sandbox, replace(SUM, weights=(0.5, 0.25, 0.25)), "print(3 if input() == '1 2' else 0)\n")
+    assert (0.75, "failed", 2) == (program.score, program.outcome, program.passed)
+
+
+def test_a_task_whose_reference_fails_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:
+    wrong = CodeTask(
+        prompt="", tests=("assert f() == 1",), solution={"solution.py": "def f(): return 2"}, source="row 7"
+    )
+    broken = CodeTask(prompt="", tests=("assert f() ==== 1",), solution={"solution.py": "def f(): return 2"})
+    open_file = CodeTask(
+        prompt="", tests=("assert f(open('/dev/null')) == 1",), solution={"solution.py": "def f(x): return 1"}
+    )
+    right = {"solution.py": "def f(*x): return 1\n"}
+    assert asyncio.run(Grader(sandbox).grade(wrong, right)).score == 1
+    for task, message in ((wrong, "row 7.*does not pass: failed"), (open_file, "TextIOWrapper")):
+        with pytest.raises(EnvironmentFault, match=message):
+            asyncio.run(Grader(sandbox).grade(task, {"solution.py": "def f(*x): return 3\n"}))
+    with pytest.raises(ValueError, match="no Python"):
+        asyncio.run(Grader(sandbox).grade(broken, right))
+
+
+def test_a_missing_language_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:
+    task = replace(SUM, language="cobol", argv=("cobc", "-x", "main.cob"), files=("main.cob",))
+    with pytest.raises(EnvironmentFault, match="the sandbox has no cobc"):
+        asyncio.run(Grader(sandbox).grade(task, {"main.cob": "STOP RUN."}))
+
+
+@pytest.mark.parametrize(
+    ("language", "command", "code"),
+    [
+        ("c", "gcc", '#include <stdio.h>\nint main(){int a,b;scanf("%d %d",&a,&b);printf("%d\\n",a+b);return 0;}\n'),
+        ("bash", "bash", "read a b\necho $((a + b))\n"),
+        ("perl", "perl", "my ($a, $b) = split ' ', <STDIN>;\nprint $a + $b, \"\\n\";\n"),
+    ],
+)
+def test_other_languages_run_by_their_command(sandbox: Bubblewrap, language: str, command: str, code: str) -> None:
+    from quintain_code.tasks import LANGUAGES
+
+    known = LANGUAGES[language]
+    task = replace(SUM, language=language, argv=known.argv, files=(known.file,))
+    try:
+        got = asyncio.run(Grader(sandbox).grade(task, {known.file: code}))
+    except EnvironmentFault as e:
+        pytest.skip(str(e))
+    assert (1.0, 3) == (got.score, got.passed), got
+
+
+def test_a_killed_sandbox_is_an_infrastructure_error(sandbox: Bubblewrap) -> None:
+    """Whichever of the two boxes is killed from outside, there is no grade."""
+
+    async def killed() -> Grade:
+        code = {"solution.py": "import time\ndef f(x):\n    time.sleep(20)\n"}
+        task = CodeTask(prompt="", tests=("assert f(1) == 2",), seconds=10.0)
+        running = asyncio.create_task(Grader(sandbox).once(task, code))
+        for _ in range(1000):
+            if len(boxes := _boxes()) == 2:
+                break
+            await asyncio.sleep(0.02)
+        os.kill(boxes[0], signal.SIGKILL)
+        return await running
+
+    with pytest.raises(InfrastructureError):
+        asyncio.run(killed())
+
+
+def _boxes() -> list[int]:
+    """Process ids of the running bubblewraps of this process."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
+        except OSError:
+            continue
+        if int(lines["PPid"]) == os.getpid() and lines["Name"] == "bwrap":
+            found.append(int(status.parent.name))
+    return found
+
+
+SUITE_OF_SIX = """
+import pytest
+from m import f
+
+def test_plain():
+    assert f() == 1
+
+@pytest.mark.skip
+def test_skipped():
+    assert f() == 1
+
+@pytest.mark.xfail
+def test_expected_to_fail():
+    assert f() == 1
+
+@pytest.mark.parametrize("x", [])
+def test_without_parameters(x):
+    assert f() == 1
+
+@pytest.fixture
+def test_fixture():
+    assert f() == 1
+
+def test_skips_itself():
+    pytest.skip("later")
+"""
+
+
+def test_a_suite_counts_each_test_of_its_files(sandbox: Bubblewrap) -> None:
+    """Skipped, expected to fail, and never run are not passed; weights are those of the tests in the files."""
+    right = "def f():\n    return 1\n"
+    weights = (0.25, 0.15, 0.15, 0.15, 0.15, 0.15)
+    task = CodeTask(prompt="", kind="suite", suite={"test_m.py": SUITE_OF_SIX}, files=("m.py",), weights=weights)
+    (some,) = graded(sandbox, task, right)
+    assert (0.25, 1, 6) == (some.score, some.passed, some.total), some
+    gated = f"import pytest, m\nif m.f() == 1:\n    pytest.skip(allow_module_level=True)\n{SUITE_OF_SIX}"
+    (none,) = graded(sandbox, replace(task, suite={"test_m.py": gated}), right)
+    assert (0.0, 0, 7) == (none.score, none.passed, none.total), none
+
+
+def test_a_suite_imports_several_modules_and_packages(sandbox: Bubblewrap) -> None:
+    suite = {
+        "test_shop.py": "import shop.cart\nfrom shop.items import Item, RATE\n\n\ndef test_total():\n"
+        "    cart = shop.cart.Cart()\n    cart.add(Item('a', 2.5))\n    assert cart.total() == 2.5 * RATE\n"
+    }
+    files = {
+        "shop/items.py": "RATE = 1.5\nclass Item:\n    def __init__(self, name, price):\n        self.price = price\n",
+        "shop/cart.py": "from shop.items import RATE\nclass Cart:\n    def __init__(self):\n        self.items = []\n"
+        "    def add(self, x):\n        self.items.append(x)\n"
+        "    def total(self):\n        return sum(x.price for x in self.items) * RATE\n",
+    }
+    task = CodeTask(prompt="", kind="suite", suite=suite, files=tuple(files), solution=files)
+    assert asyncio.run(Grader(sandbox).grade(task, files)).score == 1

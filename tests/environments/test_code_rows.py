@@ -1,0 +1,270 @@
+"""Rows of published data sets as tasks; each kind is graded with its own reference."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from quintain.errors import UsageError
+from quintain.testing import EnvironmentSuite
+from quintain_code import Code, Grader, task_of
+from quintain_code.check import main
+from quintain_code.data import fingerprint, load
+from quintain_code.environment import with_prefix
+from quintain_sandbox import Bubblewrap
+
+from ..plugins.sandbox_service import started
+
+MBPP: dict[str, Any] = {
+    "text": "Write a function to add.", "code": "import math\r\ndef add(a, b=1):\r\n  return a + b", "task_id": 601,
+    "test_setup_code": "", "test_list": ["assert add(1, 2) == 3", "assert math.isclose(add(0.5), 1.5)"],
+    "challenge_test_list": ["assert add('a', 'b') == 'ab'"],
+}  # fmt: skip
+SANITIZED = {
+    "prompt": "Add.", "code": "def sum(a, b):\n    return a + b\n", "task_id": 2, "test_imports": ["import math"],
+    "test_list": ["assert math.floor(sum(1, 2)) == 3"],
+}  # fmt: skip
+HUMAN_EVAL = {
+    "task_id": "HumanEval/0",
+    "prompt": "from typing import List\n\n\ndef half(x):\n    return x / 2\n\n\n"
+    'def mean(xs: List[float]) -> float:\n    """Mean."""\n',
+    "canonical_solution": "    return sum(xs) / len(xs)\n",
+    "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert half(candidate([1, 3])) == 1\n",
+    "entry_point": "mean",
+}
+EVAL_PLUS = {
+    "task_id": "HumanEval/1", "prompt": "def scale(xs, by):\n", "entry_point": "scale", "atol": 1e-6,
+    "canonical_solution": "    return [x * by for x in xs]\n", "base_input": [[[1, 2], 2]],
+    "plus_input": [[[], 0.1], [[0.3], 3]],
+}  # fmt: skip
+APPS = {
+    "question": "Add two numbers.", "difficulty": "interview", "starter_code": "",
+    "input_output": json.dumps({"inputs": ["1 2\n", ["3", "4"]], "outputs": ["3\n", ["7"]]}),
+    "solutions": json.dumps(["print(sum(int(x) for x in open(0).read().split()))"]),
+}  # fmt: skip
+CALLED = {
+    "question": "Double.", "starter_code": "class Solution:\n    def double(self, x: List[int]):\n        ",
+    "input_output": json.dumps({"fn_name": "double", "inputs": [[[1]], [[2, 3]]], "outputs": [[[1, 1]], [2, 3, 2, 3]]}),
+    "solutions": json.dumps(["class Solution:\n    def double(self, x: List[int]):\n        return x + x\n"]),
+}  # fmt: skip
+LIVE = {
+    "question_title": "t", "question_content": "Echo.", "question_id": "abc_1", "difficulty": "hard",
+    "starter_code": "", "public_test_cases": json.dumps([{"input": "1", "output": "1", "testtype": "stdin"}]),
+    "private_test_cases": json.dumps([{"input": "2", "output": "2", "testtype": "stdin"}]), "metadata": "{}",
+}  # fmt: skip
+FUNCTIONAL = {
+    **LIVE, "starter_code": "class Solution:\n    def twice(self, n: int, s: str) -> int:\n        ",
+    "public_test_cases": json.dumps([{"input": '2\n"a"', "output": "4", "testtype": "functional"}]),
+    "private_test_cases": "[]", "metadata": json.dumps({"func_name": "twice"}),
+}  # fmt: skip
+OWN = {"prompt": "One.", "tests": ["assert one() == 1"], "solution": "def one():\n    return 1\n", "level": 2}
+PROGRAM = {"prompt": "Echo.", "inputs": ["5\n"], "outputs": ["5"], "solution": "print(input())", "weights": [1]}
+SHELL = {**PROGRAM, "language": "bash", "solution": "read x; echo $x"}
+MODULES = {
+    "prompt": "Two modules.", "files": ["a.py", "b.py"],
+    "solution": {"a.py": "ONE = 1\n", "b.py": "from a import ONE\n\ndef one():\n    return ONE\n"},
+    "suite": {"test_b.py": "from b import one\n\ndef test_one():\n    assert one() == 1\n"},
+}  # fmt: skip
+WITH_REFERENCE = {
+    "mbpp": MBPP, "sanitized": SANITIZED, "human_eval": HUMAN_EVAL, "eval_plus": EVAL_PLUS, "apps": APPS,
+    "called": CALLED, "own": OWN, "program": PROGRAM, "shell": SHELL, "modules": MODULES,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Bubblewrap]:
+    yield from started(slots=2)
+
+
+@pytest.mark.parametrize("name", WITH_REFERENCE)
+def test_the_reference_of_each_format_passes(sandbox: Bubblewrap, name: str) -> None:
+    task = task_of(WITH_REFERENCE[name], "row 1")
+    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, task.solution)))
+    assert (1.0, "passed") == (grade.score, grade.outcome), grade
+
+
+@pytest.mark.parametrize(
+    ("row", "code"),
+    [
+        (FUNCTIONAL, "class Solution:\n    def twice(self, n, s):\n        return n * 2\n"),
+        (LIVE, "print(input())"),
+        (HUMAN_EVAL, "def mean(xs: List[float]) -> float:\n    return sum(xs) / len(xs)\n"),
+    ],
+)
+def test_a_solution_of_ones_own_passes(sandbox: Bubblewrap, row: Mapping[str, Any], code: str) -> None:
+    """Names that the head of the prompt defines are there, whether the solution repeats them or not."""
+    task = task_of(row, "row 1")
+    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, {task.files[0]: code})))
+    assert (1.0, "passed") == (grade.score, grade.outcome), grade
+
+
+def test_the_prompt_hides_tests_unless_the_row_or_the_caller_shows_them() -> None:
+    shown, hidden = str(task_of(MBPP, "").prompt), str(task_of(MBPP, "", 0).prompt)
+    assert "assert add(1, 2) == 3" in shown
+    assert "isclose" not in shown
+    assert "assert" not in hidden
+    assert "`def add(a, b=1)`" in hidden
+    for row in (HUMAN_EVAL, EVAL_PLUS, APPS, CALLED, LIVE, OWN, PROGRAM, MODULES):
+        task = task_of(row, "")
+        assert "assert" not in str(task.prompt)
+        assert not any(f"\n{case.stdout.strip()}\n" in str(task.prompt) for case in task.cases)
+    assert "assert one() == 1" in str(task_of(OWN, "", 1).prompt)
+    assert "Input:\n```\n5\n```" in str(task_of(PROGRAM, "", 1).prompt)
+    assert "def test_one" in str(task_of(MODULES, "", 1).prompt)
+
+
+def test_levels_and_sources_are_those_of_the_row() -> None:
+    assert (2.0, 3.0, 2.0) == tuple(task_of(row, "").level for row in (APPS, LIVE, OWN))
+    assert ("mbpp 601", "abc_1") == (task_of(MBPP, "").source, task_of(LIVE, "").source)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1], "is no JSON object"),
+        ({"prompt": "?"}, "has the keys prompt; expected MBPP"),
+        ({**MBPP, "test_list": [], "challenge_test_list": []}, "has no tests"),
+        ({**MBPP, "test_list": ["assert ("]}, "the tests are no Python"),
+        ({**MBPP, "test_list": [1]}, "'1' is a int; expected text"),
+        ({**MBPP, "code": ["x"]}, "expected text"),
+        ({**LIVE, "private_test_cases": "eJxrYJmqwQABaWBT"}, "pickled, which is never loaded"),
+        ({**APPS, "input_output": "{"}, "JSONDecodeError"),
+        ({**APPS, "input_output": json.dumps({"inputs": ["1"], "outputs": []})}, "zip"),
+        ({**PROGRAM, "language": "cobol"}, "the language 'cobol' needs `argv`"),
+        ({**PROGRAM, "weights": [0.5]}, "weights sum to 0.5"),
+        ({**MODULES, "files": ["json.py", "b.py"]}, "name of a module of Python"),
+        ({**MODULES, "files": ["a.py", "a.py"]}, "expected distinct names"),
+        ({**MODULES, "suite": {"test_b.py": "def ("}}, "test_b.py is no Python"),
+        ({**MODULES, "suite": {"b.py": "x = 1"}}, "has no tests"),
+    ],
+)
+def test_a_bad_row_is_named(row: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=f"row 7.*{message}"):
+        task_of(row, "row 7")
+
+
+def write(path: Path, *rows: Any) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def named(n: int, **more: Any) -> dict[str, Any]:
+    return {**OWN, "prompt": f"Return {n}.", "tests": [f"assert one() != {n} - 1"], "id": f"row {n}", **more}
+
+
+def test_the_splits_of_a_file_are_disjoint_and_fixed(tmp_path: Path) -> None:
+    rows = [named(n) for n in range(2, 32)]
+    forward, backward = write(tmp_path / "a.jsonl", *rows), write(tmp_path / "b.jsonl", *reversed(rows))
+    splits = {s: {t.id for t in load(forward, s)} for s in ("train", "dev", "test")}
+    assert [24, 3, 3] == [len(ids) for ids in splits.values()]
+    assert 30 == len(set.union(*splits.values()))
+    assert splits == {s: {t.id for t in load(backward, s)} for s in splits}
+    assert [30, 0] == [len(load(forward, s, "test")) for s in ("test", "train")]
+
+
+def test_mbpp_keeps_its_splits_and_rows_may_name_theirs(tmp_path: Path) -> None:
+    rows = [
+        {**MBPP, "task_id": n, "test_list": [f"assert add({n}) == {n + 1}"]} for n in (5, 11, 510, 511, 600, 601, 974)
+    ]
+    file = write(tmp_path / "mbpp.jsonl", *rows)
+    found = {s: [t.source for t in load(file, s)] for s in ("train", "dev", "test")}
+    assert {
+        "train": ["mbpp 601", "mbpp 974"],
+        "dev": ["mbpp 511", "mbpp 600"],
+        "test": ["mbpp 11", "mbpp 510"],
+    } == found
+    own = write(tmp_path / "own.jsonl", named(3, split="test"), named(4, split="train"))
+    assert ["row 3"] == [t.source for t in load(own, "test")]
+
+
+def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
+    write(tmp_path / "train.jsonl", named(3), named(3), named(4))
+    assert 2 == len(load(str(tmp_path), "train"))
+    assert () == load(str(tmp_path), "dev")
+    with pytest.raises(UsageError, match=r"there is no file .*test\.jsonl"):
+        load(str(tmp_path), "test")
+
+
+@pytest.mark.parametrize(("data", "message"), [("./no.jsonl", "there is no file or folder"), ("", "data is empty")])
+def test_missing_data_is_named(data: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        list(Code(data=data, sandbox=None).tasks("test"))  # type: ignore[arg-type]
+
+
+def test_bad_lines_and_empty_files_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text("{}\n{\n")
+    with pytest.raises(UsageError, match=r"bad.jsonl:2 is no JSON"):
+        load(str(tmp_path / "bad.jsonl"), "test")
+    (tmp_path / "empty.jsonl").write_text("\n")
+    with pytest.raises(UsageError, match="holds no lines"):
+        load(str(tmp_path / "empty.jsonl"), "test")
+
+
+def test_check_lists_the_rows_that_cannot_be_used(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    """The file that it writes leaves them out."""
+    wrong = {**OWN, "prompt": "Two.", "tests": ["assert one() == 2"], "id": "wrong"}
+    odd = {**OWN, "prompt": "Odd.", "tests": ["assert one(object()) == 1"], "id": "odd"}
+    odd["solution"] = "def one(x):\n    return 1\n"
+    data, out = write(tmp_path / "rows.jsonl", OWN, wrong, odd), tmp_path / "out.json"
+    found = CliRunner().invoke(main, ["check", "--data", data, "--out", str(out)])
+    if "enforce" in found.output:
+        pytest.skip(found.output)
+    assert 1 == found.exit_code, found.output
+    assert "3 rows, 2 left out" in found.output
+    assert {"wrong": "failed", "odd": "unsupported"} == {
+        row["source"]: row["reason"].partition(":")[0] for row in json.loads(out.read_text()).values()
+    }
+    code = Code(data=data, splits="test", left_out=str(out), sandbox=sandbox)
+    assert ["One."] == [str(t.prompt).partition("\n")[0] for t in code.tasks("test")]
+    with pytest.raises(UsageError, match="is no file of `quintain-code check`"):
+        list(Code(data=data, left_out=data, sandbox=sandbox).tasks("test"))
+
+
+def test_a_fingerprint_does_not_depend_on_the_prompt() -> None:
+    assert fingerprint(task_of(MBPP, "")) == fingerprint(task_of(MBPP, "", 0))
+    assert fingerprint(task_of(MBPP, "")) != fingerprint(task_of({**MBPP, "test_list": ["assert add(1) == 2"]}, ""))
+
+
+class TestCode(EnvironmentSuite):
+    environment = Code
+    args = {"data": str(Path(__file__).parent / "code")}
+    episodes = 2
+    sample = 20
+
+    @classmethod
+    def services(cls) -> Mapping[str, Any]:
+        return {**super().services(), "sandbox": Bubblewrap(slots=2, needs=())}
+
+
+def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
+    file = write(tmp_path / "rows.jsonl", OWN)
+    (task,) = Code(data=file, splits="test", sandbox=None).tasks("test")  # type: ignore[arg-type]
+    (quick,) = Code(data=file, splits="test", seconds=0.5, sandbox=None).tasks("test")  # type: ignore[arg-type]
+    assert (5.0, 0.5) == (task.seconds, quick.seconds)
+    assert replace(task, seconds=0.5, id="") == quick
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "dev", "test"])
+def test_every_valid_row_of_mbpp_accepts_its_reference(sandbox: Bubblewrap, real_data: Path, split: str) -> None:
+    tasks = load(str(real_data / "mbpp" / "mbpp.jsonl"), split)
+    grader = Grader(sandbox)
+
+    async def grades() -> dict[str, str]:
+        room = asyncio.Semaphore(4)
+
+        async def one(task: Any) -> tuple[str, str]:
+            async with room:
+                grade = await grader.once(task, task.solution)
+                return task.source, f"{grade.outcome}: {grade.reason}"
+
+        return dict(await asyncio.gather(*map(one, tasks)))
+
+    assert {} == {source: said for source, said in asyncio.run(grades()).items() if said != "passed: "}
