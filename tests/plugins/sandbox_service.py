@@ -71,14 +71,22 @@ def containers_of(user: int) -> list[str]:
 
 
 def left_behind(user: int | None) -> list[str]:
-    """Processes of *user*, those of bubblewrap, zombies too, and control groups of runs."""
-    found = []
+    """Processes of *user*, those that this process' launchers started, zombies too, and control groups of runs."""
+    processes = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
             lines = dict(line.split(":\t", 1) for line in status.read_text().splitlines() if ":\t" in line)
-            own = int(lines["PPid"]) == os.getpid() and lines["Name"] == "bwrap"
-            if own or (user not in (None, os.getuid()) and int(lines["Uid"].split()[0]) == user):
-                found.append(f"process {status.parent.name} {lines['Name']}")
+            processes[int(status.parent.name)] = lines
+    launchers = {
+        pid
+        for pid, lines in processes.items()
+        if int(lines["PPid"]) == os.getpid() and b"launcher_main.py" in command_line(pid)
+    }
+    found = []
+    for pid, lines in processes.items():
+        its = user not in (None, os.getuid()) and int(lines["Uid"].split()[0]) == user
+        if int(lines["PPid"]) in launchers or its:
+            found.append(f"process {pid} {lines['Name']}")
     places = own_controllers()
     for place in {places.memory, places.pids} - {None}:
         assert place is not None
@@ -92,3 +100,10 @@ def await_nothing(left: Callable[[], list[str]], seconds: float) -> None:
     while found := left():
         assert time.monotonic() < deadline, found
         time.sleep(0.02)
+
+
+def command_line(pid: int) -> bytes:
+    """What a process was started with; empty for one that is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""

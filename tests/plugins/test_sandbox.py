@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
@@ -22,7 +21,7 @@ from quintain.training.recipe.tables import ComponentTable
 from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, ProgramResult, bpf, bubblewrap
 from quintain_sandbox.cgroups import ControlGroup, Controllers, own_controllers
 
-from .sandbox_service import started
+from .sandbox_service import left_behind, started
 
 PATIENT = ProgramLimits(seconds=30.0, cpu_seconds=30.0)
 
@@ -38,14 +37,13 @@ def run(sandbox: Bubblewrap, code: str, stdin: bytes = b"", **limits: float) -> 
 
 
 def children() -> list[int]:
-    """Processes of bubblewrap that this process started."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            name, _, rest = stat.read_text().rpartition(")")
-            if int(rest.split()[1]) == os.getpid() and name.endswith("(bwrap"):
-                found.append(int(stat.parent.name))
-    return found
+    """Processes of bubblewrap that this process' launchers started."""
+    return [int(name.split()[1]) for name in left_behind(None) if name.endswith(" bwrap")]
+
+
+def parent(pid: int) -> int:
+    """The process that started another."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_a_result_has_streams_exit_status_and_usage(sandbox: Bubblewrap) -> None:
@@ -294,11 +292,11 @@ def test_control_groups_of_version_2_get_their_limits(tmp_path: Path) -> None:
     found = own_controllers(proc)
     assert Controllers(group, group, 2) == found
     made = ControlGroup(found, 1 << 20, 9)
-    made.add(123)
     (folder,) = (f for f in group.iterdir() if f.is_dir())
     written = {file.name: file.read_text() for file in folder.iterdir()}
     expected = {"memory.max": "1048576", "memory.swap.max": "0", "memory.oom.group": "1", "pids.max": "9"}
-    assert expected | {"cgroup.procs": "123"} == written
+    assert expected == written
+    assert [folder / "cgroup.procs"] == made.entrances
     (folder / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
     (folder / "pids.events").write_text("max 3\n")
     assert (True, 3) == (made.out_of_memory(), made.refused_forks())
@@ -353,3 +351,28 @@ def test_a_machine_without_a_table_is_refused() -> None:
     """No filter is guessed for an architecture."""
     with pytest.raises(InfrastructureError, match="no seccomp filter for 'riscv64'"):
         bpf.seccomp_filter("riscv64")
+
+
+def test_a_killed_launcher_is_no_result(sandbox: Bubblewrap) -> None:
+    """SIGKILL of the process that starts programs ends what runs with an error, and the next run has a new one."""
+
+    async def killed() -> list[BaseException | ProgramResult]:
+        tasks = [asyncio.create_task(sandbox.run({}, ["sleep", "3600"], limits=PATIENT)) for _ in range(2)]
+        await asyncio.sleep(1.0)
+        parents = set(map(parent, children()))
+        for pid in parents:
+            os.kill(pid, signal.SIGKILL)
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    outcomes = asyncio.run(killed())
+    assert [InfrastructureError] * 2 == [type(outcome) for outcome in outcomes]
+    assert run(sandbox, "print(1)").status == "ok"
+    assert [] == children()
+
+
+def test_many_files_are_written(sandbox: Bubblewrap) -> None:
+    """As many files as a request may have, each with its content and without a right to execute."""
+    files = {f"d{n % 7}/f{n}": str(n).encode() for n in range(256)}
+    code = "import os\nprint(sum(int(open(f'{p}/{f}').read()) for p, _, fs in os.walk('.') for f in fs))"
+    result = asyncio.run(sandbox.run(files, ["python3", "-I", "-c", code], limits=PATIENT))
+    assert ("ok", sum(range(256))) == (result.status, int(result.stdout)), result.stderr

@@ -1,8 +1,4 @@
-"""One program in bubblewrap: start, control group, release, kill.
-
-bubblewrap waits on a file descriptor until this process has put the sandboxed child into its control groups. Then
-the clock starts.
-"""
+"""One program in bubblewrap: start, kill, result."""
 
 from __future__ import annotations
 
@@ -11,18 +7,18 @@ import json
 import os
 import select
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 
 from quintain import InfrastructureError
 
 from .cgroups import ControlGroup, Controllers
-from .program import Program, ProgramLimits, Usage
+from .launcher import Launcher, in_memory
+from .program import Program, Usage
 from .running import Box, EndedBy, Finish
 
 INSIDE = 65534
@@ -32,8 +28,8 @@ HOME = "/tmp/box"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 """Host paths that interpreters and compilers need; read-only, and left out where they do not exist."""
 ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
-START_SECONDS = 30.0
-"""How long bubblewrap may take to get ready on a loaded machine."""
+KILL_SECONDS = 2.0
+"""How long bubblewrap may take to end after its program."""
 CHUNK = 1 << 16
 
 
@@ -42,8 +38,7 @@ class Setting:
     """What is the same for all runs of a service."""
 
     bwrap: str
-    prlimit: str
-    setpriv: str
+    launcher: Launcher
     seccomp: bytes
     controllers: Controllers = field(default_factory=Controllers)
     read_only: tuple[str, ...] = ()
@@ -57,14 +52,13 @@ class BubblewrapBox(Box):
         give_back: called when nothing of the user is left.
 
     Raises:
-        InfrastructureError: bubblewrap did not start the program.
+        InfrastructureError: bubblewrap could not be started.
     """
 
     def __init__(
         self, setting: Setting, program: Program, user: int | None, give_back: Callable[[], None] = lambda: None
     ) -> None:
         self._program = program
-        self._child: int | None = None
         self._report = b""
         with ExitStack() as stack:
             stack.callback(give_back)
@@ -75,88 +69,76 @@ class BubblewrapBox(Box):
             self._stack = stack.pop_all()
 
     def _open(self, setting: Setting, program: Program, user: int | None, stack: ExitStack) -> None:
-        self._group = ControlGroup(setting.controllers, program.limits.memory, program.limits.processes)
+        # bubblewrap's own process is in the groups, too.
+        self._group = ControlGroup(setting.controllers, program.limits.memory, program.limits.processes + 1)
         stack.callback(self._group.remove)
-        self._status, status = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, self._status)
-        block, self._block = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, self._block)
-        standard = self._standard_streams(stack)
-        inside = [status, block]
+        theirs: list[int] = []
+        with ExitStack() as inherited:
 
-        def file(data: bytes) -> int:
-            inside.append(_in_memory(data))
-            return inside[-1]
+            def inherit(descriptor: int) -> int:
+                inherited.callback(os.close, descriptor)
+                theirs.append(descriptor)
+                return len(theirs) - 1
 
-        try:
-            words = list(_options(setting, program, status, block, file))
-            arguments = file(b"".join(word.encode() + b"\0" for word in words))
-            self._process = subprocess.Popen(
-                [*_launcher(setting, program.limits, user), "--args", str(arguments), "--", *program.argv],
-                stdin=standard[0], stdout=standard[1], stderr=standard[2], env={}, cwd="/",
-                pass_fds=inside, start_new_session=True,
-            )  # fmt: skip
-        finally:
-            for descriptor in (*standard, *inside):
-                os.close(descriptor)
+            self._standard_streams(stack, inherit)
+            self._status, status = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, self._status)
+            os.set_blocking(self._status, False)
+            words = list(_options(setting, program, inherit(status), lambda data: inherit(in_memory(data))))
+            options = inherit(in_memory(b"".join(word.encode() + b"\0" for word in words)))
+            self.began = time.monotonic()
+            self._process = setting.launcher.launch(
+                [setting.bwrap, "--args", str(options), "--", *program.argv],
+                theirs,
+                limits=_limits(setting, program, user),
+                groups=self._group.entrances,
+                user=user,
+            )
+        self.ended = self._process.ended
         stack.callback(self._end)
-        self._release(stack)
 
-    def _standard_streams(self, stack: ExitStack) -> tuple[int, int, int]:
-        """Make the pipes; the ends of the program."""
+    def _standard_streams(self, stack: ExitStack, inherit: Callable[[int], int]) -> None:
         stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
         stack.callback(self.end_input)
+        inherit(stdin)
         self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, self.stdout)
+        inherit(stdout)
         self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
         stack.callback(os.close, self.stderr)
-        return stdin, stdout, stderr
-
-    def _release(self, stack: ExitStack) -> None:
-        self._await_child(stack)
-        if self._child is None:
-            raise self._failure()
-        try:
-            self._group.add(self._child)
-        except ProcessLookupError:  # bubblewrap failed after its first report
-            raise self._failure() from None
-        self._host_user = _user_of(self._child)
-        self.ended = os.pidfd_open(self._process.pid)
-        stack.callback(os.close, self.ended)
-        self.began = time.monotonic()
-        os.write(self._block, b"x")
-
-    def _await_child(self, stack: ExitStack) -> None:
-        """Read bubblewrap's first report: the sandboxed child, which waits to be released."""
-        deadline = time.monotonic() + START_SECONDS
-        while b"\n" not in self._report:
-            ready, _, _ = select.select([self._status], [], [], max(0.0, deadline - time.monotonic()))
-            data = os.read(self._status, CHUNK) if ready else b""
-            if not data:
-                return
-            self._report += data
-        child = int(json.loads(self._report.partition(b"\n")[0])["child-pid"])
-        with contextlib.suppress(ProcessLookupError):  # bubblewrap failed after its report
-            self._handle = os.pidfd_open(child)
-            stack.callback(os.close, self._handle)
-            self._child = child
+        inherit(stderr)
 
     def kill(self) -> None:
-        """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there."""
+        """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there.
+
+        bubblewrap ends after it. Where it has not yet reported the program, its end ends the program.
+        """
+        child = self._record("child-pid")
+        if child is None or not self._process.alive():
+            self._process.kill()
+            return
         with contextlib.suppress(ProcessLookupError):
-            if self._child is not None:
-                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
-            elif self._process.returncode is None:
-                self._process.kill()
+            os.kill(child, signal.SIGKILL)  # not reaped, and its number not given again, while bubblewrap lives
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
         """See `Box.finish`."""
-        usage, memory = self._reap(), self._group.out_of_memory()
-        code = self._exit_code()
+        if ended_by is not None and not select.select([self.ended], [], [], KILL_SECONDS)[0]:
+            self._process.kill()
+        end = self._process.wait()
+        seconds, memory = time.monotonic() - self.began, self._group.out_of_memory()
+        code = self._record("exit-code")
+        if end is None:
+            raise InfrastructureError("the launcher of the sandbox died")
         if code is None and ended_by is None and not memory:
-            raise self._failure(stderr)
-        peak, refused = self._group.peak(), self._group.refused_forks()
-        usage = replace(usage, memory=peak or usage.memory, refused_forks=refused, user=self._host_user)
+            text = stderr[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
+            raise InfrastructureError(f"bubblewrap did not run {self._program.argv[0]!r} to its end: {text}")
+        usage = Usage(
+            seconds=seconds,
+            cpu_seconds=end.cpu_seconds,
+            memory=self._group.peak() or end.memory,
+            refused_forks=self._group.refused_forks(),
+            user=end.user,
+        )
         return Finish(exit=code, out_of_memory=memory, usage=usage)
 
     def close(self) -> None:
@@ -165,93 +147,43 @@ class BubblewrapBox(Box):
         if not self._group.remove():
             raise InfrastructureError("processes of a sandbox did not end within 1 s of SIGKILL")
 
-    def _exit_code(self) -> int | None:
-        """What the program exited with; ``None`` if it never ran or bubblewrap died before it."""
-        os.set_blocking(self._status, False)
+    def _record(self, key: str) -> int | None:
+        """A number that bubblewrap reported so far: ``child-pid``, or ``exit-code`` of a program that ran."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self._status, CHUNK):
                 self._report += data
         for line in self._report.splitlines():
             with contextlib.suppress(ValueError):
-                if "exit-code" in (record := json.loads(line)):
-                    return int(record["exit-code"])
+                if key in (record := json.loads(line)):
+                    return int(record[key])
         return None
 
-    def _failure(self, said: bytes = b"") -> InfrastructureError:
-        self.kill()
-        if not said:
-            os.set_blocking(self.stderr, False)
-            with contextlib.suppress(OSError):
-                said = os.read(self.stderr, CHUNK)
-        text = said[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
-        return InfrastructureError(f"bubblewrap did not run {self._program.argv[0]!r} to its end: {text}")
-
-    def _reap(self) -> Usage:
-        """Wait for bubblewrap, which ends after its child; a program cannot make it wait longer than the kill."""
-        deadline = time.monotonic() + 2.0
-        while True:
-            pid, status, taken = os.wait4(self._process.pid, os.WNOHANG)
-            if pid:
-                break
-            if time.monotonic() > deadline:
-                self.kill()
-                self._process.kill()
-            time.sleep(0.0005)
-        self._process.returncode = os.waitstatus_to_exitcode(status)
-        return Usage(
-            seconds=time.monotonic() - self.began,
-            cpu_seconds=taken.ru_utime + taken.ru_stime,
-            memory=taken.ru_maxrss * 1024,
-        )
-
     def _end(self) -> None:
-        """Whatever happened: nothing of the run is left."""
-        if self._process.returncode is None:
+        """Whatever happened: nothing of the program is left."""
+        if self._process.alive():
             self.kill()
-            self._process.kill()
-            self._process.wait()
+            if not select.select([self.ended], [], [], KILL_SECONDS)[0]:
+                self._process.kill()
+        self._process.close()
 
 
-def _user_of(pid: int) -> int | None:
-    """The effective user id of a process, in this process' user namespace."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("Uid:"):
-            return int(line.split()[2])
-    return None
-
-
-def _in_memory(data: bytes) -> int:
-    """A descriptor of a file in memory, at its start."""
-    descriptor = os.memfd_create("quintain", os.MFD_CLOEXEC)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    return descriptor
-
-
-def _launcher(setting: Setting, limits: ProgramLimits, user: int | None) -> Iterator[str]:
-    """bwrap behind prlimit(1), whose limits hold for each process: the second line behind control groups.
-
-    A program changes the user, because Popen would fork for it, which copies the page tables of a large trainer.
-    """
-    if user is not None:
-        yield from (setting.setpriv, f"--reuid={user}", f"--regid={user}", "--clear-groups", "--")
-    yield setting.prlimit
-    seconds = ceil(limits.cpu_seconds)
-    yield f"--cpu={seconds}:{seconds}"
-    yield "--core=0:0"
-    yield f"--fsize={limits.disk}:{limits.disk}"
-    yield f"--nofile={limits.open_files}:{limits.open_files}"
+def _limits(setting: Setting, program: Program, user: int | None) -> dict[str, int]:
+    """Resource limits of each process: the second line behind control groups."""
+    limits = program.limits
+    found = {
+        "CPU": ceil(limits.cpu_seconds),
+        "CORE": 0,
+        "FSIZE": limits.disk,
+        "NOFILE": max(limits.open_files, len(program.files) + 24),  # bubblewrap reads each from a descriptor
+    }
     if user is not None:  # counted per user: a shared one would count the trainer's processes, too
-        yield f"--nproc={limits.processes + 2}:{limits.processes + 2}"
+        found["NPROC"] = limits.processes + 2
     if setting.controllers.memory is None:
-        yield f"--as={limits.memory}:{limits.memory}"
-    yield from ("--", setting.bwrap)
+        found["AS"] = limits.memory
+    return found
 
 
-def _options(
-    setting: Setting, program: Program, status: int, block: int, file: Callable[[bytes], int]
-) -> Iterator[str]:
+def _options(setting: Setting, program: Program, status: int, file: Callable[[bytes], int]) -> Iterator[str]:
     """Options of bwrap(1), which travel in a file: its command line is readable in the box."""
     yield from (
         "--unshare-user",
@@ -263,7 +195,7 @@ def _options(
     )
     yield from ("--uid", str(INSIDE), "--gid", str(INSIDE), "--hostname", "sandbox", "--cap-drop", "ALL")
     yield from ("--as-pid-1", "--die-with-parent", "--new-session", "--clearenv")
-    yield from ("--json-status-fd", str(status), "--block-fd", str(block))
+    yield from ("--json-status-fd", str(status))
     for path in SYSTEM:
         if os.path.islink(path):  # a merged /usr
             yield from ("--symlink", os.readlink(path), path)

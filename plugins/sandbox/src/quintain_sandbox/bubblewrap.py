@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import queue
@@ -16,6 +17,7 @@ from quintain.errors import UsageError
 from .box import BubblewrapBox, Setting
 from .bpf import seccomp_filter
 from .cgroups import Controllers, own_controllers, remove_stale
+from .launcher import Launcher
 from .probe import measure
 from .program import Program, ProgramLimits
 from .protocol import AXES, Guarantee, ProbedSandbox
@@ -26,7 +28,7 @@ USERS = 1_900_000_000
 PER_PROCESS = 128
 """User ids of one trainer, by its process id: one for each box that it may have at one time."""
 MAX_SLOTS = PER_PROCESS - BESIDE
-INSTALL = "install bubblewrap and util-linux: apt-get install bubblewrap util-linux"
+INSTALL = "install bubblewrap: apt-get install bubblewrap"
 ALLOW = "allow user namespaces: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
 
 
@@ -73,6 +75,9 @@ class Bubblewrap(ProbedSandbox):
 
     async def __aexit__(self, *exc: object) -> None:
         await self.close_programs()
+        setting, self._setting = self._setting, None
+        if setting is not None:
+            await asyncio.to_thread(setting.launcher.close)
 
     def open_box(self, program: Program) -> Box:
         """See `ProbedSandbox.open_box`."""
@@ -96,15 +101,14 @@ class Bubblewrap(ProbedSandbox):
 
 
 def _setting(read_only: Iterable[str]) -> Setting:
-    bwrap, prlimit, setpriv = (shutil.which(name) for name in ("bwrap", "prlimit", "setpriv"))
-    if platform.system() != "Linux" or bwrap is None or prlimit is None or setpriv is None:
-        raise InfrastructureError(f"bubblewrap needs Linux, bwrap, prlimit and setpriv; {INSTALL}")
+    bwrap = shutil.which("bwrap")
+    if platform.system() != "Linux" or bwrap is None:
+        raise InfrastructureError(f"bubblewrap needs Linux and bwrap; {INSTALL}")
     controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
     remove_stale(controllers)
     return Setting(
-        bwrap=bwrap,
-        prlimit=prlimit,
-        setpriv=setpriv,
+        bwrap=os.path.abspath(bwrap),
+        launcher=Launcher(),
         seccomp=seccomp_filter(),
         controllers=controllers,
         read_only=tuple(read_only),

@@ -170,10 +170,11 @@ class ControlGroup(Counters):
         with contextlib.suppress(OSError):
             (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
 
-    def add(self, pid: int) -> None:
-        """Move a process in; what it starts later is in, too."""
-        for folder in self._folders:
-            (folder / "cgroup.procs").write_text(str(pid))
+    @property
+    def entrances(self) -> list[Path]:
+        """Files to which a process with one thread writes 0 to move in; what it starts later is in, too."""
+        name = "cgroup.procs" if self.version == 2 else "tasks"
+        return [folder / name for folder in self._folders]
 
     def remove(self, seconds: float = 1.0) -> bool:
         """Kill what is still in it and remove it; whether that succeeded within *seconds*."""

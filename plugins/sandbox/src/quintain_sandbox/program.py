@@ -30,7 +30,7 @@ class ProgramLimits:
     disk: int = 64 << 20
     """Bytes in ``/tmp``, as many in ``/dev/shm``, and the size of one file."""
     open_files: int = 256
-    """Open file descriptors of each process."""
+    """Open file descriptors of each process; a few more than there are files where that is larger."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
