@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,11 +16,15 @@ from quintain.interfaces.environment import Environment
 from quintain.interfaces.reward import group_reward, reward
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import Registry
+from quintain.rollouts import own_task
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.tracebacks import LONGEST_TEXT
 from quintain.training.hooks import Hooks, RunEnd, StepEnd
+from quintain.training.interrupts import run_loop
 from quintain.types.rollout import Group, Rollout, Score, TerminationKind
+from quintain.types.sampling import Sampling
 from quintain.types.task import Task
+from quintain.types.transcript import Sampled
 
 from .engines import Speaker
 
@@ -69,10 +73,11 @@ FAILURES: list[Callable[[], BaseException]] = [
 RETURNED: list[Any] = [Odd(), 1e308, "1e308", -1e16, [Odd()], Score(turns=(1e308, 1e308)), Score(players={"": Odd()})]  # type: ignore[dict-item]
 
 
-def play(environment: Environment[Any, Any], group_size: int = 2) -> Group[Any, Any]:
+def play(environment: Environment[Any, Any], group_size: int = 2, run: Any = asyncio.run) -> Group[Any, Any]:
     request = RolloutRequest(environment=environment, task=Task(prompt="0"), group_size=group_size)
     context = RolloutContext(engine=Speaker(lambda *_: "hello"), retries=0)
-    return asyncio.run(run_groups([request], context))[0]
+    groups: list[Group[Any, Any]] = run(run_groups([request], context))
+    return groups[0]
 
 
 def check(group: Group[Any, Any], kind: TerminationKind) -> None:
@@ -234,15 +239,107 @@ def test_a_reward_has_a_limit_of_seconds(grouped: bool, persistent: bool) -> Non
     assert 2 == len(calls)
 
 
-def test_a_reward_may_cancel_its_own_task() -> None:
-    async def cancels(rollout: Any) -> float:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_reward_may_cancel_its_own_task(grouped: bool) -> None:
+    async def cancels(rollout: Any) -> Any:
+        await cancel_this_task()
+
+    group = play(Plain().overridden(reward=(group_reward if grouped else reward)(cancels)))
+    check(group, TerminationKind.REWARD_ERROR)
+    assert "CancelledError" in group.rollouts[0].termination.reason
+
+
+def test_an_episode_may_cancel_its_own_task() -> None:
+    class Cancels(Plain):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await agent.turn()
+            await cancel_this_task()
+
+    group = play(Cancels())
+    check(group, TerminationKind.ENVIRONMENT_ERROR)
+    assert group.rollouts[0].termination.reason.startswith("CancelledError (test_author_failures.py, line")
+
+
+async def cancel_this_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("own", [SystemExit, Foreign, asyncio.CancelledError])
+@pytest.mark.parametrize("where", ["reward", "rollout"])
+def test_a_task_that_an_author_starts_may_raise_anything(where: str, own: type[BaseException]) -> None:
+    """Whoever awaits it gets the exception; commands continue after a `SystemExit`, which ends the event loop."""
+
+    async def raises() -> None:
+        raise own("in a task")
+
+    async def judges(rollout: Any) -> float:
+        await (asyncio.create_task(raises()) if where == "reward" else asyncio.sleep(0))
         return 1.0
 
-    check(play(Plain().overridden(reward=reward(cancels))), TerminationKind.INFRASTRUCTURE_ERROR)
+    class Starts(Plain):
+        reward = reward(judges)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            await (asyncio.create_task(raises()) if where == "rollout" else asyncio.sleep(0))
+
+    group = play(Starts(), run=run_loop)
+    kind = TerminationKind.REWARD_ERROR if where == "reward" else TerminationKind.ENVIRONMENT_ERROR
+    check(group, kind)
+    assert own.__name__ in group.rollouts[0].termination.reason
+    assert "(test_author_failures.py, line" in group.rollouts[0].termination.reason
+
+
+class Silent(Speaker):
+    """Never answers."""
+
+    async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
+        return await asyncio.Future()
+
+
+@pytest.mark.parametrize("then", ["asks again", "sleeps on", "raises", "returns"])
+def test_an_episode_that_catches_its_cancellation_ends_by_its_limit(
+    then: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing waits for it for longer than it may clean up, and later turns of it fail."""
+    monkeypatch.setattr(own_task, "CLEANUP_SECONDS", 0.1)
+    refused: list[str] = []
+
+    class Persists(Plain):
+        limits = Limits(turns=None, seconds=0.1)
+
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            while True:
+                try:
+                    await (agent.turn() if then == "asks again" else asyncio.sleep(1e6))
+                except asyncio.CancelledError:
+                    if then == "returns" or (then == "sleeps on" and done):
+                        return
+                    if then == "raises":
+                        raise ValueError from None
+                except EnvironmentFault as e:
+                    refused.append(str(e))
+                    raise
+
+    async def ends() -> tuple[Group[Any, Any], int]:
+        (group,) = await run_groups([request], RolloutContext(engine=Silent(lambda *_: ""), retries=0))
+        done.append(True)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return group, len(asyncio.all_tasks()) - 1
+
+    done: list[bool] = []
+    request = RolloutRequest(environment=Persists(), task=Task(prompt="0", id="the-task"), group_size=1)
+    group, left = asyncio.run(ends())
+
+    check(group, TerminationKind.TIMEOUT)
+    assert "Persists.rollout took over 0.1 s (limits.seconds)" == group.rollouts[0].termination.reason
+    assert left == (then == "sleeps on")
+    warned = "Persists.rollout on task 'the-task' catches its cancellation and still runs" in caplog.text
+    assert (then in ("asks again", "sleeps on")) == warned, caplog.text
+    assert ["the episode is over; its code asked for another turn"] * (then == "asks again") == refused
 
 
 def test_limits_of_seconds_are_on_by_default() -> None:

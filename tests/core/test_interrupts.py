@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import _thread
 import io
 import signal
 import threading
+from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
+from quintain.models.tokenizer import HFTokenizer
 from quintain.training.interrupts import stop_on_signal
 from quintain.training.screen import Screen
 from quintain.training.watchdog import Watchdog, cancel_end, end_within
+from quintain.types.task import Message
+
+from .models import byte_tokenizer
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -37,3 +44,20 @@ def test_no_thread_outlives_a_watchdog_or_a_cancelled_end() -> None:
             end_within(60.0, 1)
             cancel_end()
         assert before == threading.active_count()
+
+
+def test_a_chat_template_that_loops_is_named_and_can_be_interrupted(tmp_path: Path) -> None:
+    """Its sandbox bounds one `range`, not two nested ones."""
+    byte_tokenizer().save_pretrained(tmp_path)
+    tokenizer = HFTokenizer(AutoTokenizer.from_pretrained(tmp_path))
+    loop = "{% for i in range(99999) %}"
+    tokenizer.hf.chat_template = loop + loop + 2 * "{% endfor %}"
+    reported: list[str] = []
+
+    def interrupt(call: str, seconds: float) -> None:
+        reported.append(call)
+        _thread.interrupt_main()
+
+    with pytest.raises(KeyboardInterrupt), Watchdog(interrupt, 0.1):
+        tokenizer.render([Message("user", "?")])
+    assert "apply_chat_template" in reported[0]

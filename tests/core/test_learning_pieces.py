@@ -30,6 +30,7 @@ from quintain.registry.binding import bind, signature_of
 from quintain.registry.discovery import Component
 from quintain.registry.lookup import isolated
 from quintain.registry.pieces import find
+from quintain_devtools.docstrings import doc_of
 
 from . import batches
 from .models import tiny_model
@@ -357,7 +358,7 @@ def test_what_a_paper_sampled_with_is_no_setting() -> None:
         with pytest.raises(BindingError, match=f"no argument '{name}'"):
             bind(ALGORITHMS["grpo"], {name: {"group": 8}})
     shown = signature_of(ALGORITHMS["grpo"])
-    assert shown.doc.endswith("Published with group 64, temperature 1.0.")
+    assert doc_of(ALGORITHMS["grpo"]).endswith("Published with group 64, temperature 1.0.")
     assert "published" not in {f.name for f in shown.fields}
 
 

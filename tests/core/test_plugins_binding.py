@@ -16,7 +16,8 @@ from quintain import Environment, Judge, Judgement, Rollout, Service, Task, need
 from quintain.errors import BindingError, PluginError
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import Piece
-from quintain.registry.binding import MISSING, bind, check_args, parameter_docs, signature_of, type_name
+from quintain.registry.binding import MISSING, bind, check_args, signature_of, type_name
+from quintain_devtools.docstrings import doc_of, parameter_docs
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -82,17 +83,14 @@ JUDGE = {"judge": Strict()}
 
 
 def test_signature_of_an_environment() -> None:
-    """Fields with type, default and documentation; services apart."""
+    """Fields with type and default; services apart."""
     signature = signature_of(Game)
     fields = {f.name: f for f in signature.fields}
 
     assert ["top", "ratio", "path", "mode", "levels", "colour", "span"] == list(fields)
-    assert (int, 100, "the highest number, which counts.") == (
-        fields["top"].type,
-        fields["top"].default,
-        fields["top"].doc,
-    )
-    assert "where, and how." == fields["path"].doc == fields["mode"].doc
+    assert (int, 100) == (fields["top"].type, fields["top"].default)
+    docs = {"top": "the highest number, which counts.", "path": "where, and how.", "mode": "where, and how."}
+    assert docs == parameter_docs(Game)
     assert "Literal['easy', 'hard']" == type_name(fields["mode"].type)
     assert [("referee", "judge", Judge)] == [(s.parameter, s.slot, s.type) for s in signature.needs]
 
@@ -101,9 +99,8 @@ def test_signature_of_a_reward() -> None:
     """The rollout is no configuration."""
     signature = signature_of(kind)
 
-    assert [("rubric", True, "what counts as kind."), ("weight", False, "")] == [
-        (f.name, f.required, f.doc) for f in signature.fields
-    ]
+    assert [("rubric", True), ("weight", False)] == [(f.name, f.required) for f in signature.fields]
+    assert {"rubric": "what counts as kind."} == parameter_docs(kind)
     assert ["judge"] == [s.slot for s in signature.needs]
 
 
@@ -371,7 +368,7 @@ def test_decorated_piece_binds() -> None:
         """Capped."""
         return t
 
-    assert "Capped." == signature_of(piece).doc
+    assert "Capped." == doc_of(piece) == doc_of(piece.configure(cap=1.0))
     assert {"cap": 1.0} == dict(bind(piece, {"cap": 1}).args)
 
 

@@ -15,6 +15,7 @@ from quintain.interfaces.service import Service
 from quintain.registry.binding import signature_of
 from quintain.registry.discovery import Component, discover
 from quintain.registry.lookup import Registry
+from quintain_devtools.docstrings import doc_of
 
 DISTRIBUTIONS = (
     "quintain",
@@ -41,7 +42,7 @@ def test_component_loads_and_is_what_it_says(component: Component) -> None:
     if component.kind in INSTANCES:
         assert isinstance(loaded, INSTANCES[component.kind])
     assert not [f.name for f in signature.fields if isinstance(f.type, str) or f.type is inspect.Parameter.empty]
-    assert signature.doc
+    assert doc_of(loaded)
 
 
 @pytest.mark.parametrize("component", OURS, ids=lambda c: c.id)

@@ -9,10 +9,10 @@ import pytest
 from quintain.cli import main
 from quintain.errors import BindingError, PluginError, UnknownNameError, UsageError
 from quintain.interfaces.pieces import KINDS
-from quintain.registry.binding import bind, signature_of
+from quintain.registry.binding import bind
 from quintain.registry.local import DECORATORS, components_in
 from quintain.registry.lookup import Registry, current
-from quintain_devtools.info import without_parameters
+from quintain_devtools.docstrings import doc_of, without_parameters
 
 REVERSE = '''
 import quintain
@@ -244,7 +244,7 @@ def test_a_section_goes_only_where_all_of_it_is_shown_elsewhere() -> None:
     doc = "First.\n\nArgs:\n    a, b: two.\n    c: more\n        of it.\n\nRaises:\n    E: always."
     assert without_parameters(doc, ["a", "b", "c"]) == "First.\n\nRaises:\n    E: always."
     assert without_parameters(doc, ["a", "b"]) == doc
-    assert signature_of(Registry([]).__class__).doc.startswith("Components by kind")
+    assert doc_of(Registry).startswith("Components by kind")
 
 
 def test_what_a_module_makes_late_may_fail(folder: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintain.errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault
-from quintain.interfaces.reward import Constant, Reward, RewardContext, group_reward, reward
+from quintain.interfaces.reward import Reward, RewardContext, constant, group_reward, reward
 from quintain.interfaces.service import need
 from quintain.testing import rollout
 from quintain.types.rollout import Rollout, Score
@@ -196,7 +196,7 @@ def test_parts_name_every_term() -> None:
 
 @given(FINITE, FINITE, st.floats(-100, 100))
 def test_arithmetic_is_arithmetic(a: float, b: float, k: float) -> None:
-    x, y = Constant(a), Constant(b)
+    x, y = constant(a), constant(b)
     assert of(x + y).total == pytest.approx(a + b)
     assert of(x - y).total == pytest.approx(a - b)
     assert of(k - x).total == pytest.approx(k - a)
@@ -210,25 +210,25 @@ def test_arithmetic_is_arithmetic(a: float, b: float, k: float) -> None:
 def test_clip_bounds(a: float, b: float, c: float) -> None:
     low, high = sorted((b, c))
     if low < high:
-        assert of(Constant(a).clip(low, high)).total == min(max(a, low), high)
+        assert of(constant(a).clip(low, high)).total == min(max(a, low), high)
     else:
         with pytest.raises(BindingError, match="below"):
-            Constant(a).clip(low, high)
+            constant(a).clip(low, high)
 
 
 @pytest.mark.parametrize("by, at, total", [(1.0, 1.0, 3.0), (0.99, 1.0, 0.0), (0.5, 0.5, 3.0), (-1.0, 0.0, 0.0)])
 def test_gate(by: float, at: float, total: float) -> None:
-    assert of(Constant(3).gate(given_score(value=by), at)).total == total
+    assert of(constant(3).gate(given_score(value=by), at)).total == total
 
 
 @pytest.mark.parametrize("step, factor", [(0, 1.0), (5, 0.75), (10, 0.5), (99, 0.5)])
 def test_ramp_goes_linearly_and_stays(step: int, factor: float) -> None:
-    assert of(Constant(4).ramp(1.0, 0.5, 10), step=step).total == pytest.approx(4 * factor)
+    assert of(constant(4).ramp(1.0, 0.5, 10), step=step).total == pytest.approx(4 * factor)
 
 
 def test_ramp_needs_a_step() -> None:
     with pytest.raises(BindingError, match="at least 1"):
-        Constant(1).ramp(0, 1, 0)
+        constant(1).ramp(0, 1, 0)
 
 
 @given(FINITE, st.lists(FINITE, max_size=4), st.dictionaries(st.sampled_from("ab"), FINITE), st.floats(-10, 10))

@@ -116,10 +116,10 @@ def test_nested_result_and_none() -> None:
 
 def test_what_an_engine_left_comes_back(quintain_run: Any) -> None:
     from quintain.interfaces.environment import Environment
-    from quintain.interfaces.reward import Constant
+    from quintain.interfaces.reward import constant
 
     class Echo(Environment[Task, None]):
-        reward = Constant(1)
+        reward = constant(1)
 
     r = quintain_run(Echo(), Task(prompt="?", answer="x"), ScriptedEngine(replies="x\u00fc"))
     assert r.tokens == 4

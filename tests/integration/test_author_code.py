@@ -92,23 +92,17 @@ def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path)
 
 
 def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
-    """Also where threads of the author never end."""
-    modes = "cancels, huge, waits for ever, keeps a thread, leaves a thread"
+    """Also where threads of the author never end, and where a task of the author exits, which ends an event loop."""
+    modes = "cancels, exits in a task, waits for ever, keeps a thread, leaves a thread"
     status, out, err = finish(start(tmp_path, *evaluation(modes), "--json", "--max-failures", "0.6"))
 
     assert 0 == status, err
     assert (4, 8) == (json.loads(out)["failed"], json.loads(out)["rollouts"])
+    assert re.search(r"reward_error: reward 'judged' failed: SystemExit: 0 \(author.py, line \d+\)", out)
+    assert re.search(r"SystemExit: 0 \(author.py, line \d+\) in a task that is not Quintain's; the command con", err)
+    assert "reward 'judged' on task 'task-5' catches its cancellation and still runs" in err
     assert "Traceback" not in err
     assert "still runs; the process ends without it" in err
-
-
-def test_a_task_of_the_author_that_exits_fails_the_command(tmp_path: Path) -> None:
-    """Python's event loop ends on a `SystemExit` in any task."""
-    status, _, err = finish(start(tmp_path, *evaluation("exits in a task")))
-
-    assert 1 == status
-    assert "error: the command was ended by SystemExit: 0 (author.py, line" in err
-    assert "Traceback" not in err
 
 
 BLOCKS = [
@@ -137,6 +131,7 @@ def test_code_that_blocks_an_evaluation_is_named_and_stopped(tmp_path: Path) -> 
         status, _, err = finish(process)
         case = f"{mode} in {where}, {signals}: {status}\n{err}"
         assert status, case
+        assert "Traceback" not in err, case
         if mode == "catches":
             assert 128 + signals[-1] == status, case
             assert "the process was ended" in err, case

@@ -19,10 +19,7 @@ from ..tracebacks import said_by
 if TYPE_CHECKING:
     from ..interfaces.pieces import Kind as Kind
     from ..interfaces.pieces import every_piece as every_piece
-    from ..registry.binding import SECTION as SECTION
-    from ..registry.binding import Field as Field
     from ..registry.binding import Signature as Signature
-    from ..registry.binding import parameter_docs as parameter_docs
     from ..registry.binding import signature_of as signature_of
     from ..registry.binding import type_name as type_name
     from ..registry.discovery import KINDS as KINDS

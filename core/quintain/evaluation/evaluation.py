@@ -243,9 +243,15 @@ async def evaluate(
         concurrency=concurrency or engine.concurrency or RolloutContext.concurrency,
         retries=retries,
     )
+    seen: Counter[str] = Counter()  # a task that is listed twice draws other samples the second time
+    requests: list[RolloutRequest] = []
+    for index, task in enumerate(tasks):
+        about: Any = {"name": name, "index": index, "visit": seen[task.id], "system": system}
+        requests.append(RolloutRequest(environment=environment, task=task, group_size=samples, **about))
+        seen[task.id] += 1
     start = time.monotonic()
     with frozen_heap():
-        groups = await run_groups(_requests(environment, tasks, samples, name, system), context, progress)
+        groups = await run_groups(requests, context, progress)
     return Evaluation(
         environment=name,
         split=split,
@@ -312,29 +318,6 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
             f"the split {split!r} of {name!r} has over {MOST_TASKS} tasks, or no end: say how many with --tasks N"
         )
     return tasks
-
-
-def _requests(
-    environment: Environment[Any, Any], tasks: Sequence[Task], samples: int, name: str, system: str
-) -> list[RolloutRequest]:
-    seen: Counter[str] = Counter()
-    requests: list[RolloutRequest] = []
-    for index, task in enumerate(tasks):
-        # A task that is listed twice draws other samples the second time.
-        visit = seen[task.id]
-        seen[task.id] += 1
-        requests.append(
-            RolloutRequest(
-                environment=environment,
-                task=task,
-                group_size=samples,
-                name=name,
-                index=index,
-                visit=visit,
-                system=system,
-            )
-        )
-    return requests
 
 
 def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
@@ -24,6 +24,8 @@ R = TypeVar("R", bound=AnyRollout)
 LARGEST_SCORE = 1e15  # the variance of larger ones overflows 32 bits
 ScoreOrError = Score | EpisodeError
 Value = float | int | bool | Score
+OfRollout = Callable[Concatenate[R, P], Value | Awaitable[Value]]
+OfGroup = Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequence[Value]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,17 +77,17 @@ class Reward(ABC):
         return scored
 
     def __add__(self, other: Reward | float) -> Reward:
-        b = other if isinstance(other, Reward) else Constant(other)
+        b = other if isinstance(other, Reward) else constant(other)
         return Combined(f"{self.name} + {b.name}", _sum, (self, b))
 
     def __radd__(self, other: float) -> Reward:
-        return Constant(other) + self
+        return constant(other) + self
 
     def __sub__(self, other: Reward | float) -> Reward:
-        return self + -1.0 * (other if isinstance(other, Reward) else Constant(other))
+        return self + -1.0 * (other if isinstance(other, Reward) else constant(other))
 
     def __rsub__(self, other: float) -> Reward:
-        return Constant(other) - self
+        return constant(other) - self
 
     def __neg__(self) -> Reward:
         return -1.0 * self
@@ -211,27 +213,28 @@ class RewardFunction(Reward, Generic[P]):
                 )
             keywords[name] = context.services[slot]
         if not self.grouped:
-            return await asyncio.gather(*(self._score_one(r, keywords) for r in group))
+            scores = [self._score_one(r, keywords) for r in group]
+            return [await scores[0]] if len(scores) == 1 else await asyncio.gather(*scores)
         try:
             values = list(await _called(self.function, group, keywords))
             if len(values) != len(group):
                 raise RewardFault(f"group reward {self.name!r} returned {len(values)} scores for {len(group)} rollouts")
         except BaseException as e:  # noqa: BLE001 - an author's code may raise anything; it becomes a fault
-            return [_failure(e, self.name)] * len(group)
+            return [failure_of(e, self.name)] * len(group)
         return [self._checked(v) for v in values]
 
     async def _score_one(self, rollout: AnyRollout, keywords: Mapping[str, Any]) -> ScoreOrError:
         try:
             return self._checked(await _called(self.function, rollout, keywords))
         except BaseException as e:  # noqa: BLE001 - as above
-            return _failure(e, self.name)
+            return failure_of(e, self.name)
 
     def _checked(self, value: Any) -> ScoreOrError:
         """The value as a score whose parts carry the reward's name, or why it is none."""
         try:
             score = as_score(value, self.name)
         except BaseException as e:  # noqa: BLE001 - as above: its `__float__` or `__repr__`
-            return _failure(e, self.name)
+            return failure_of(e, self.name)
         total, parts = score.total, {f"{self.name}.{k}": v for k, v in score.parts.items()}
         if self.range and not (reaches(total, self.range[0]) and total <= self.range[1] + SCORE_TOLERANCE):
             return RewardFault(f"reward {self.name!r} scored {total}, outside its declared range {self.range}")
@@ -243,7 +246,8 @@ async def _called(function: Callable[..., Any], first: Any, keywords: Mapping[st
     return await value if isinstance(value, Awaitable) else value
 
 
-def _failure(error: BaseException, who: str) -> EpisodeError:
+def failure_of(error: BaseException, who: str) -> EpisodeError:
+    """The failure of reward *who* that *error* is; Ctrl-C and the cancellation of its task are raised."""
     if not is_failure(error):
         raise error
     if isinstance(error, (RewardFault, InfrastructureError, PolicyFault)):
@@ -251,20 +255,6 @@ def _failure(error: BaseException, who: str) -> EpisodeError:
     fault = RewardFault(f"reward {who!r} failed: {said_by(error)}")
     fault.__cause__ = error
     return fault
-
-
-@dataclass(frozen=True, repr=False)
-class Constant(Reward):
-    """The same number for every rollout."""
-
-    value: float
-
-    @property
-    def name(self) -> str:
-        return f"{self.value:g}"
-
-    async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
-        return [Score(value=float(self.value)) for _ in group]
 
 
 @dataclass(frozen=True, repr=False)
@@ -288,7 +278,7 @@ class Combined(Reward):
 
     async def score_all(self, group: Sequence[AnyRollout], context: RewardContext) -> list[ScoreOrError]:
         columns = [await p.score_all(group, context) for p in self.parts]
-        return [self._joined(row, context.step) for row in zip(*columns, strict=True)]
+        return [self._joined([column[i] for column in columns], context.step) for i in range(len(group))]
 
     def _joined(self, row: Sequence[ScoreOrError], step: int) -> ScoreOrError:
         failure = next((scored for scored in row if isinstance(scored, EpisodeError)), None)
@@ -300,6 +290,11 @@ class Combined(Reward):
             return RewardFault(f"{self.label}: {e}")
         except RewardFault as e:
             return e
+
+
+def constant(value: float) -> Reward:
+    """The same number for every rollout."""
+    return Combined(f"{value:g}", lambda step: Score(value=float(value)), ())
 
 
 def _sum(step: int, a: Score, b: Score) -> Score:
@@ -354,11 +349,9 @@ def _about(a: Score, b: Score) -> dict[str, Any]:
 
 
 @overload
-def reward(function: Callable[Concatenate[R, P], Value | Awaitable[Value]], /) -> RewardFunction[P]: ...
+def reward(function: OfRollout[R, P], /) -> RewardFunction[P]: ...
 @overload
-def reward(
-    *, range: tuple[float, float] | None = None
-) -> Callable[[Callable[Concatenate[R, P], Value | Awaitable[Value]]], RewardFunction[P]]: ...
+def reward(*, range: tuple[float, float] | None = None) -> Callable[[OfRollout[R, P]], RewardFunction[P]]: ...
 def reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
     """Make a reward of a function of one rollout.
 
@@ -368,23 +361,15 @@ def reward(function: Any = None, /, *, range: tuple[float, float] | None = None)
     Args:
         range: lowest and highest total, checked on every score.
     """
-    if function is not None:
-        return RewardFunction(function)
-    return lambda f: RewardFunction(f, range=range)
+    make = partial(RewardFunction, range=range)
+    return make(function) if function is not None else make
 
 
 @overload
-def group_reward(
-    function: Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequence[Value]]], /
-) -> RewardFunction[P]: ...
+def group_reward(function: OfGroup[R, P], /) -> RewardFunction[P]: ...
 @overload
-def group_reward(
-    *, range: tuple[float, float] | None = None
-) -> Callable[
-    [Callable[Concatenate[Sequence[R], P], Sequence[Value] | Awaitable[Sequence[Value]]]], RewardFunction[P]
-]: ...
+def group_reward(*, range: tuple[float, float] | None = None) -> Callable[[OfGroup[R, P]], RewardFunction[P]]: ...
 def group_reward(function: Any = None, /, *, range: tuple[float, float] | None = None) -> Any:  # noqa: A002
     """Make a reward of a function of the valid samples of a group; it returns one number or `Score` per sample."""
-    if function is not None:
-        return RewardFunction(function, grouped=True)
-    return lambda f: RewardFunction(f, grouped=True, range=range)
+    make = partial(RewardFunction, grouped=True, range=range)
+    return make(function) if function is not None else make

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ..errors import EnvironmentFault, InfrastructureError, LimitReached, PolicyFault, UsageError
@@ -14,9 +15,10 @@ from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import RewardContext
 from ..tracebacks import is_failure, said_by, text_of
-from ..types.rollout import Group, Rollout, Termination, TerminationKind, type_adapter
+from ..types.rollout import AnyGroup, AnyRollout, Group, Rollout, Termination, TerminationKind, type_adapter
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
+from .own_task import TimeLimitReached, in_own_task
 from .scoring import score_group, score_rollout
 from .session import EpisodeState, Session
 
@@ -56,21 +58,16 @@ class RolloutContext:
     concurrency: int = 256
     retries: int = 1
 
-    def seed(self, task: Task, sample: int, visit: int = 0) -> int:
-        """The seed of a rollout: it depends on (run, task, visit, sample) alone."""
-        return derived_seed(self.run_seed, task.id, visit, sample)
 
-
-async def run_episode(
-    request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1
-) -> Rollout[Any, Any]:
+async def run_episode(request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1) -> AnyRollout:
     """Run one attempt at one episode, without scoring it. A failure becomes its termination.
 
     Raises:
         UsageError: an error in the recipe or the user's code, which no other episode would escape.
     """
-    environment, task = request.environment, request.task
-    seed = context.seed(task, sample, request.visit) if request.seed is None else request.seed
+    environment, task, seed = request.environment, request.task, request.seed
+    if seed is None:  # it depends on nothing else that runs
+        seed = derived_seed(context.run_seed, task.id, request.visit, sample)
     engine = (request.engine or context.engine).for_task(task)
     episode = EpisodeState(engine=engine, sampling=context.sampling, limits=environment.limits, seed=seed)
     session = Session(episode)
@@ -102,20 +99,19 @@ async def _result_of(
 ) -> tuple[Any, Termination]:
     # Failures of the policy are scored, all others are masked and counted: a timeout or a bug must not be learnt from.
     try:
-        async with asyncio.timeout(environment.limits.seconds) as clock:
-            result = await environment.rollout(task, session)
-            _check_result(result)
+        play, who = partial(environment.rollout, task, session), f"{type(environment).__name__}.rollout"
+        result = await in_own_task(play, environment.limits, "seconds", who, task)
+        _check_result(result)
     except LimitReached as e:
         return None, Termination(TerminationKind.TRUNCATED, e.limit, early=True)
     except PolicyFault as e:
         return None, Termination(TerminationKind.POLICY_FAULT, text_of(e), early=True)
     except InfrastructureError as e:
-        return None, Termination(TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
+        late = isinstance(e, TimeLimitReached)
+        return None, Termination(TerminationKind.TIMEOUT if late else TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
     except BaseException as e:  # an author's code may raise anything; it becomes the termination
         if isinstance(e, UsageError) or not is_failure(e):  # a mistake in the recipe is the same in every episode
             raise
-        if isinstance(e, TimeoutError) and clock.expired():  # else a timeout of the environment's own code
-            return None, Termination(TerminationKind.TIMEOUT, f"over {environment.limits.seconds} s (limits.seconds)")
         reason = text_of(e) if isinstance(e, EnvironmentFault) else said_by(e)
         return None, Termination(TerminationKind.ENVIRONMENT_ERROR, reason)
     if episode.hit:  # the environment handled the limit and returned a result, which is scored
@@ -137,15 +133,15 @@ def _check_result(result: Any) -> None:
         raise EnvironmentFault(f"the result ({type(result).__name__}) changes when stored: {result!r} became {back!r}")
 
 
-More = Callable[[Group[Any, Any]], Sequence[RolloutRequest]]
+More = Callable[[AnyGroup], Sequence[RolloutRequest]]
 
 
 async def run_groups(
     requests: Sequence[RolloutRequest],
     context: RolloutContext,
-    on_rollout: Callable[[Rollout[Any, Any]], None] | None = None,
+    on_rollout: Callable[[AnyRollout], None] | None = None,
     more: More | None = None,
-) -> list[Group[Any, Any]]:
+) -> list[AnyGroup]:
     """Run and score all groups; return them in the order of *requests*, whichever finish first.
 
     ``context.concurrency`` workers take the episodes in order. A worker is registered with the engine until no episode
@@ -161,29 +157,23 @@ async def run_groups(
     Raises:
         UsageError: an error that no retry can repair, such as a reward without its service.
     """
-    return await RolloutRunner(requests, context, on_rollout, more).run()
+    return await RolloutRunner(context, on_rollout, more).run(requests)
 
 
 class RolloutRunner:
     """Runs the episodes of one call of `run_groups`."""
 
-    def __init__(
-        self,
-        requests: Sequence[RolloutRequest],
-        context: RolloutContext,
-        on_rollout: Callable[[Rollout[Any, Any]], None] | None,
-        more: More | None,
-    ) -> None:
+    def __init__(self, context: RolloutContext, on_rollout: Callable[[AnyRollout], None] | None, more: More | None):
         self._rollout_context, self._on_rollout, self._more = context, on_rollout, more
         self._context = RewardContext(step=context.step, services=context.services)
         self._requests: list[RolloutRequest] = []
-        self._scored: list[dict[int, Rollout[Any, Any]]] = []  # per request, by the index within the group
-        self._groups: dict[int, Group[Any, Any]] = {}  # the complete ones, if `more` is set
+        self._scored: list[dict[int, AnyRollout]] = []  # per request, by the index within the group
+        self._groups: dict[int, AnyGroup] = {}  # the complete ones
         self._queue: deque[tuple[int, int]] = deque()  # (request, index within the group) of the queued episodes
         self._workers = 0
-        self._add(requests)
 
-    async def run(self) -> list[Group[Any, Any]]:
+    async def run(self, requests: Sequence[RolloutRequest]) -> list[AnyGroup]:
+        self._add(requests)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._start_workers(tasks)
@@ -192,9 +182,7 @@ class RolloutRunner:
             while isinstance(error, BaseExceptionGroup):  # callers handle the error itself, not a group of errors
                 error = error.exceptions[0]
             raise error from failed
-        if self._more is not None:
-            return [self._groups[j] for j in range(len(self._requests))]
-        return list(await asyncio.gather(*(self._complete(j) for j in range(len(self._requests)))))
+        return [self._groups[j] for j in range(len(self._requests))]
 
     def _add(self, requests: Sequence[RolloutRequest]) -> None:
         for request in requests:
@@ -219,32 +207,23 @@ class RolloutRunner:
                     if rollout.valid:
                         break
                 if self._more is None:  # score in another task: a slow reward must not delay the next episode
-                    tasks.create_task(self._score(j, rollout))
-                    continue
-                await self._score(j, rollout)
-                if len(self._scored[j]) == self._requests[j].group_size:
-                    await self._follow(j, tasks, self._more)
+                    tasks.create_task(self._score(j, rollout, tasks))
+                else:
+                    await self._score(j, rollout, tasks)
             self._workers -= 1
 
-    async def _score(self, j: int, rollout: Rollout[Any, Any]) -> None:
-        rollout = await score_rollout(
-            self._requests[j].environment, rollout, self._context, self._rollout_context.retries
-        )
-        self._scored[j][rollout.sample] = rollout
+    async def _score(self, j: int, rollout: AnyRollout, tasks: asyncio.TaskGroup) -> None:
+        """Score *rollout*, then its group if it is complete, and hand that to *more*."""
+        request, scored, retries = self._requests[j], self._scored[j], self._rollout_context.retries
+        scored[rollout.sample] = await score_rollout(request.environment, rollout, self._context, retries)
         if self._on_rollout is not None:
-            self._on_rollout(rollout)
-
-    async def _follow(self, j: int, tasks: asyncio.TaskGroup, more: More) -> None:
-        """Hand the complete group to *more* and queue the requests it asks for."""
-        group = self._groups[j] = await self._complete(j)
-        requests = more(group)
-        if requests:
+            self._on_rollout(scored[rollout.sample])
+        if len(scored) < request.group_size:
+            return
+        rollouts = tuple(scored[index] for index in range(request.group_size))
+        group = Group(task=request.task, rollouts=rollouts, environment=request.name, index=request.index)
+        group = self._groups[j] = await score_group(request.environment, group, self._context, retries)
+        if self._more is not None and (requests := self._more(group)):
             self._add(requests)
             self._start_workers(tasks, spare=1)  # this worker takes one episode itself
             await asyncio.sleep(0)  # the new workers register before this one asks the engine for anything
-
-    async def _complete(self, j: int) -> Group[Any, Any]:
-        request, scored = self._requests[j], self._scored[j]
-        rollouts = tuple(scored[index] for index in range(request.group_size))
-        group = Group(task=request.task, rollouts=rollouts, environment=request.name, index=request.index)
-        return await score_group(request.environment, group, self._context, self._rollout_context.retries)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from ..errors import InfrastructureError, PolicyFault, RewardFault
+from ..errors import InfrastructureError, PolicyFault, RewardFault, UsageError
 from ..interfaces.environment import Environment
-from ..interfaces.reward import RewardContext, ScoreOrError
+from ..interfaces.reward import RewardContext, ScoreOrError, failure_of
 from ..tracebacks import text_of
 from ..types.rollout import AnyGroup, AnyRollout, Score, Termination, TerminationKind
+from .own_task import in_own_task
 
 
 async def score_rollout(
@@ -55,14 +56,14 @@ async def _scored(
                 judged.append(i)
         outcomes: list[ScoreOrError] = []
         for _ in range(retries + 1 if judged else 0):
-            scoring = asyncio.ensure_future(reward.score_all([rollouts[i] for i in judged], context))
-            try:  # no asyncio.timeout: an author's code may catch its cancellation
-                done, _ = await asyncio.wait({scoring}, timeout=environment.limits.reward_seconds)
-            finally:
-                scoring.cancel()
-            late = f"reward {reward.name!r} took over {environment.limits.reward_seconds} s (limits.reward_seconds)"
-            ended = done and not scoring.cancelled()  # its own code may cancel it
-            outcomes = scoring.result() if ended else [InfrastructureError(late)] * len(judged)
+            try:
+                score = partial(reward.score_all, [rollouts[i] for i in judged], context)
+                who, task = f"reward {reward.name!r}", rollouts[0].task
+                outcomes = await in_own_task(score, environment.limits, "reward_seconds", who, task)
+            except UsageError:
+                raise
+            except BaseException as e:  # noqa: BLE001 - such as a cancellation by its own code
+                outcomes = [failure_of(e, reward.name)] * len(judged)
             if not any(isinstance(o, InfrastructureError) for o in outcomes):
                 break
         for i, scored in zip(judged, outcomes, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -121,6 +122,9 @@ class Session(Agent):
         return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
 
     async def _turn(self, tools: Sequence[Tool]) -> Turn:
+        if self._name not in self._episode.players:
+            await asyncio.sleep(0)  # code that catches everything and tries again must not block the others
+            raise EnvironmentFault("the episode is over; its code asked for another turn")
         sampling = self._allowance()
         if isinstance(self._engine, TokenEngine):
             turn = await self._sampled(self._engine, tools, sampling)
@@ -128,10 +132,9 @@ class Session(Agent):
             self._pending.clear()
             reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
             text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
-            tokens = reply.usage.get("completion_tokens", 0)
+            tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0  # a partner's are not the policy's
             about: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
             turn = Turn(text=text, reply=reply.text.strip(), reasoning=reply.reasoning, calls=reply.calls, **about)
-        turn = turn if self.trains else replace(turn, tokens=0)  # a partner's tokens are not the policy's
         self._turns += 1
         self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
@@ -143,18 +146,18 @@ class Session(Agent):
 
     def _allowance(self) -> Sampling:
         """The sampling settings of the next turn: its own seed, and at most the tokens that the limits leave."""
-        episode = self._episode
-        sampling = episode.sampling.replace(seed=derived_seed(episode.seed, self._name, self._turns))
+        episode, limits = self._episode, self._episode.limits
+        changes: dict[str, Any] = {"seed": derived_seed(episode.seed, self._name, self._turns)}
         if not self.trains:
-            return sampling.replace(thinking_budget=None)
-        if episode.limits.turns is not None and episode.taken >= episode.limits.turns:
-            raise LimitReached("turns", f"all {episode.limits.turns} turns are taken")
-        if episode.limits.tokens is None:
-            return sampling
-        left = episode.limits.tokens - episode.spent
-        if left <= 0:
-            raise LimitReached("tokens", f"all {episode.limits.tokens} tokens are spent")
-        return sampling.replace(max_tokens=min(left, sampling.max_tokens or left))
+            return episode.sampling.replace(**changes, thinking_budget=None)
+        if limits.turns is not None and episode.taken >= limits.turns:
+            raise LimitReached("turns", f"all {limits.turns} turns are taken")
+        if limits.tokens is not None:
+            left = limits.tokens - episode.spent
+            if left <= 0:
+                raise LimitReached("tokens", f"all {limits.tokens} tokens are spent")
+            changes["max_tokens"] = min(left, episode.sampling.max_tokens or left)
+        return episode.sampling.replace(**changes)
 
     async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], sampling: Sampling) -> Turn:
         if self._conversation is None:
@@ -172,7 +175,8 @@ class Session(Agent):
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
-        return parse(text, tools=bool(tools), finish=sampled.finish, player=self._name, tokens=sampled.tokens)
+        tokens = sampled.tokens if self.trains else 0
+        return parse(text, tools=bool(tools), finish=sampled.finish, player=self._name, tokens=tokens)
 
 
 async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:

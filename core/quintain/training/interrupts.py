@@ -12,10 +12,11 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any, TypeVar
 
+from ..tracebacks import said_by
 from .screen import Screen
 from .watchdog import Watchdog, blocking_call, cancel_end, end_within, seconds_of
 
@@ -99,13 +100,23 @@ def run_loop(main: Coroutine[Any, Any, A]) -> A:
                 task.cancel()
             stuck = bool(others and (await asyncio.wait(others, timeout=CANCEL_SECONDS))[1])
 
+    task, told = runner.get_loop().create_task(started()), ""
     try:
-        return runner.run(started())
+        while not task.done():
+            try:
+                runner.get_loop().run_until_complete(task)
+            except SystemExit as e:  # of a task that an author's code started; whoever awaits that gets it, too
+                if told != (told := said_by(e)):
+                    Screen().warn(f"{told} in a task that is not Quintain's; the command continues")
+        return task.result()
     except asyncio.CancelledError as e:
         raise KeyboardInterrupt from e
     finally:
         if not stuck:  # closing waits for every task, also for one that catches its cancellation
-            runner.close()
+            with suppress(KeyboardInterrupt):  # of further tasks; the first is being raised
+                runner.close()
+        if task.done() and not task.cancelled():
+            task.exception()  # has been seen: else its traceback is printed
         _loop = None
         cancel_end()
 

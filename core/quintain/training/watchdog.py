@@ -16,8 +16,10 @@ from types import FrameType, TracebackType
 
 from ..tracebacks import place_of
 
-CALLERS = ("quintain.interfaces.", "quintain.registry.", "quintain.rollouts.", "quintain.training.hooks")
-"""The modules that call an author's code."""
+CALLERS = tuple(
+    f"quintain.{m}" for m in ("interfaces.", "registry.", "rollouts.", "training.hooks", "models.tokenizer")
+)
+"""The modules that call an author's code, or a model's chat template."""
 
 
 def seconds_of(variable: str, default: float) -> float:

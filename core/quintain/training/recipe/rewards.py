@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import RecipeError, UnknownNameError, UsageError, did_you_mean
-from ...interfaces.reward import Constant, Reward, RewardFunction
+from ...interfaces.reward import Reward, RewardFunction, constant
 from ...registry.binding import bind
 
 Resolve = Callable[[str], Any]
@@ -44,7 +44,7 @@ def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Rewar
     """
     line = text.strip().replace("\n", " ")
     value = _Walk(line, resolve, where).top()
-    return Constant(value) if isinstance(value, (int, float)) else value
+    return constant(value) if isinstance(value, (int, float)) else value
 
 
 def qualified(text: str, qualify: Callable[[str], str]) -> str:

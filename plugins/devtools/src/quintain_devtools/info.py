@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -15,9 +15,7 @@ import click
 from quintain import Algorithm, Piece
 from quintain.cli import (
     PLUGINS,
-    SECTION,
     Component,
-    Field,
     Line,
     Registry,
     Signature,
@@ -27,13 +25,13 @@ from quintain.cli import (
     kind_of,
     line_of,
     meant,
-    parameter_docs,
     signature_of,
     type_name,
 )
 from quintain.errors import PluginError, UnknownNameError, UsageError
 
 from .describe import KINDS, differences, kl_words, piece_words, settings, shown
+from .docstrings import doc_of, parameter_docs, without_parameters
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',
@@ -108,8 +106,8 @@ def details_of(component: Component, registry: Registry) -> Details:
         recipe = RECIPE["piece"].format(kind=loaded.kind, use=use)
     return Details(
         line=line,
-        doc=signature.doc,
-        fields=tuple(_field(f) for f in signature.fields),
+        doc=doc_of(loaded),
+        fields=tuple(_fields(loaded, signature)),
         needs=_slots(signature),
         controls=tuple(loaded.controls()) if component.kind == "environment" and hasattr(loaded, "controls") else (),
         recipe=recipe,
@@ -120,7 +118,7 @@ def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature
     needs = [need for piece in algorithm.pieces for need in _slots(signature_of(piece))]
     return Details(
         line=line,
-        doc=signature.doc,
+        doc=doc_of(algorithm),
         fields=tuple(_fields_of_algorithm(algorithm, signature)),
         needs=tuple(needs),
         algorithm=algorithm,
@@ -135,33 +133,35 @@ def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature
 
 def _fields_of_algorithm(algorithm: Algorithm, signature: Signature) -> Iterator[dict[str, Any]]:
     """The algorithm's settings, each piece and table followed by its own settings."""
-    for f in signature.fields:
-        value, shown = f.default, _field(f)
+    for f, row in zip(signature.fields, _fields(algorithm, signature), strict=True):
+        value = f.default
         if f.name in KINDS:
-            shown |= {
+            row |= {
                 "type": f"{f.name} piece",
                 "default": value and value.name,
                 "shown": value.name if value else "none",
             }
-            shown["doc"] = " ".join((value.function.__doc__ or "").partition("\n\n")[0].split()) if value else f.doc
+            if value:
+                row["doc"] = " ".join((value.function.__doc__ or "").partition("\n\n")[0].split())
         elif f.name in ("kl", "plan"):
-            shown |= {"default": settings(algorithm)[f.name], "shown": kl_words(value) if f.name == "kl" else ""}
-        yield shown
+            row |= {"default": settings(algorithm)[f.name], "shown": kl_words(value) if f.name == "kl" else ""}
+        yield row
         if value and f.name in (*KINDS, "kl", "plan"):
-            yield from (_field(g) | {"name": f"{f.name}.{g.name}"} for g in signature_of(value).fields)
+            yield from (g | {"name": f"{f.name}.{g['name']}"} for g in _fields(value, signature_of(value)))
 
 
 def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
     return tuple({"slot": s.slot, "parameter": s.parameter, "type": type_name(s.type)} for s in signature.needs)
 
 
-def _field(field: Field) -> dict[str, Any]:
-    shown: dict[str, Any] = {"name": field.name, "type": type_name(field.type)}
-    shown |= {"required": field.required, "doc": field.doc}
-    if field.required:
-        return shown
-    plain = field.default is None or isinstance(field.default, (str, int, float, bool))
-    return {**shown, "default": field.default if plain else repr(field.default), "shown": repr(field.default)}
+def _fields(component: Any, signature: Signature) -> Iterator[dict[str, Any]]:
+    docs = parameter_docs(component)
+    for f in signature.fields:
+        shown = {"name": f.name, "type": type_name(f.type), "required": f.required, "doc": docs.get(f.name, "")}
+        if not f.required:
+            plain = f.default is None or isinstance(f.default, (str, int, float, bool))
+            shown |= {"default": f.default if plain else repr(f.default), "shown": repr(f.default)}
+        yield shown
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
@@ -281,14 +281,6 @@ def cell(setting: str, value: Any) -> str:
     if setting in KINDS:
         return piece_words(value).replace("`", "") if value else "none"
     return shown(value)
-
-
-def without_parameters(doc: str, names: Collection[str]) -> str:
-    """*doc* without those sections ``Args:`` and ``Attributes:`` that describe only *names*."""
-    shown = set(names)
-    # The prefix is a first line, whose indentation a docstring ignores.
-    text = SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
-    return text.strip()
 
 
 def print_details(details: Details) -> None:

@@ -1,0 +1,66 @@
+"""Runs an author's code in a task of its own, so that neither its cancellation nor its delay reaches the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ..errors import InfrastructureError
+from ..interfaces.agent import Limits
+from ..types.task import Task
+
+CLEANUP_SECONDS = 5.0  # that a cancelled task gets to end
+
+
+class TimeLimitReached(InfrastructureError):
+    """An episode or a reward took longer than its limit."""
+
+
+async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit: str, who: str, task: Task) -> Any:
+    """What *code* returns or raises, which may be any exception, `asyncio.CancelledError` included.
+
+    Code that takes too long is cancelled. Nothing waits for code that catches that; a warning names *who* and *task*.
+
+    Raises:
+        TimeLimitReached: it took longer than the *limit* of this name.
+    """
+    loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
+    outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()  # `asyncio.wait` is much slower
+    late = TimeLimitReached(f"{who} took over {seconds} s (limits.{limit})")
+    timer = seconds and loop.call_later(seconds, _settle, outcome, None, late)
+    own = loop.create_task(_run(outcome, code, task))
+    try:
+        result, error = await outcome
+        if error is not None:
+            raise error
+        return result
+    finally:
+        if timer:
+            timer.cancel()
+        if not own.done():
+            own.cancel()
+            if (await asyncio.wait({own}, timeout=CLEANUP_SECONDS))[1]:
+                warning = "%s on task %r catches its cancellation and still runs; nothing waits for it any longer"
+                logging.getLogger(__name__).warning(warning, who, task.id)
+                own.cancel()  # the turn that it waits for
+        elif not own.cancelled():
+            own.exception()  # has been seen: else the traceback of a Ctrl-C is printed
+        del error, late, outcome  # the traceback of an error holds this frame
+
+
+async def _run(outcome: asyncio.Future[Any], code: Callable[[], Awaitable[Any]], task: Task) -> None:
+    try:  # the watchdog reads *task* from this frame
+        _settle(outcome, await code())
+    except KeyboardInterrupt:  # ends the event loop at once, before other code may block
+        raise
+    except BaseException as e:  # noqa: BLE001 - so would a `SystemExit`
+        _settle(outcome, None, e)
+    finally:
+        del outcome  # as above
+
+
+def _settle(outcome: asyncio.Future[Any], result: Any, error: BaseException | None = None) -> None:
+    if not outcome.done():
+        outcome.set_result((result, error))
