@@ -1,6 +1,6 @@
 """One container of a sandbox: it waits on its standard input, runs one program, and ends.
 
-The first process is a shell that reads one line, the script of `_script`. The shell writes the files, says that it is
+The first process is a shell that reads one line, the script of `script`. The shell writes the files, says that it is
 ready, starts the program with the rest of the standard input, and says how it ended; the engine itself takes 50 ms and
 more to say so. A program can reach that shell and speak in its name, which gives it nothing: it may choose its exit
 status anyway, and the container ends with what the shell says. Limits, memory kills and time are the host's.
@@ -138,7 +138,7 @@ class DockerBox(Box):
     def _release(self) -> None:
         self._waiting.connection.setblocking(False)
         try:
-            word = self._frames.exchange(_script(self._program, self._marker.decode()))
+            word = self._frames.exchange(script(self._program, self._marker.decode()))
         except OSError as e:
             raise InfrastructureError(f"the container engine closed the connection: {e}") from e
         if word != "+":
@@ -356,7 +356,7 @@ def _overlap(held: bytearray, marker: bytes) -> int:
     return next((n for n in range(min(len(held), len(marker) - 1), 0, -1) if held.endswith(marker[:n])), 0)
 
 
-def _script(program: Program, marker: str) -> bytes:
+def script(program: Program, marker: str) -> bytes:
     """The line for the shell, and the bytes of the files.
 
     The shell sends its own messages nowhere: they are not the program's.

@@ -9,6 +9,7 @@ import os
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
@@ -152,9 +153,10 @@ class _Fleet:
         from .engine import is_stale, own_labels
 
         info = self.engine.info()
-        image = self.engine.image(service.image, BUILD)
+        self._missing = f"has no image {service.image!r}; {BUILD}"
+        image = self.engine.image(service.image)
         if image is None:
-            raise InfrastructureError(f"the engine at {self.engine.url} has no image {service.image!r}; {BUILD}")
+            raise InfrastructureError(f"the container engine at {self.engine.url} {self._missing}")
         self._image = image
         self._labels = own_labels()
         others = self.engine.containers()
@@ -173,10 +175,10 @@ class _Fleet:
         with self._lock:
             if not self._users:
                 raise InfrastructureError("the engine does not remove containers; see its log")
-            user = self._users.pop()
+            user = self._users.popleft()  # the one that was not used for longest
         container = ""
         try:
-            container = self.engine.create(self._image, BUILD, **self._settings(shape, user))
+            container = self.engine.create(self._image, self._missing, **self._settings(shape, user))
             return started(self.engine, container, user)
         except BaseException:
             self._removals.submit(self._remove, container, user)
@@ -273,7 +275,7 @@ def build_image(
         users = range(USERS, USERS + BLOCKS * PER_BLOCK)
         image = python_image(users, HOME, packages, progress)
         tag = f"py{sys.version_info.major}.{sys.version_info.minor}-{image.digest()[:12]}"
-        known = None if again else engine.image(f"{name}:{tag}", BUILD)
+        known = None if again else engine.image(f"{name}:{tag}")
         built = known is None
         if known is None:
             progress("import")
@@ -311,11 +313,11 @@ def _runtime(wanted: str, info: Mapping[str, Any]) -> str | None:
     return wanted
 
 
-def _users(info: Mapping[str, Any], others: Mapping[str, Mapping[str, str]]) -> list[int]:
+def _users(info: Mapping[str, Any], others: Mapping[str, Mapping[str, str]]) -> deque[int]:
     """User ids of this trainer's containers: a block of which no container of others has one."""
     mapped = any("rootless" in option or "userns" in option for option in info.get("SecurityOptions") or ())
     base = MAPPED_USERS if mapped else USERS
     taken = {(int(labels.get(USER, base)) - base) // PER_BLOCK for labels in others.values()}
     order = [(os.getpid() + n) % BLOCKS for n in range(BLOCKS)]
     block = next((block for block in order if block not in taken), order[0])
-    return [base + block * PER_BLOCK + place for place in reversed(range(PER_BLOCK))]
+    return deque(base + block * PER_BLOCK + place for place in range(PER_BLOCK))

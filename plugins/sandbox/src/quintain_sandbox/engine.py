@@ -39,6 +39,9 @@ class Engine:
         self.url = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         settings = docker.utils.kwargs_from_env() | ({"base_url": url} if url else {})
         with self._reported("does not answer"):
+            if self.url.startswith("unix://"):  # the client leaves a socket open where nothing listens
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(self.url.removeprefix("unix://"))
             self._api = docker.APIClient(version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings)
 
     def close(self) -> None:
@@ -51,9 +54,9 @@ class Engine:
             info: Mapping[str, Any] = self._api.info()
         return info
 
-    def image(self, name: str, build: str) -> str | None:
+    def image(self, name: str) -> str | None:
         """The id of an image; ``None`` if the engine does not have it."""
-        with self._reported(f"has no image {name!r}; {build}"), contextlib.suppress(docker.errors.ImageNotFound):
+        with self._reported("cannot inspect an image"), contextlib.suppress(docker.errors.ImageNotFound):
             return str(self._api.inspect_image(name)["Id"])
         return None
 
@@ -73,9 +76,9 @@ class Engine:
         config: Mapping[str, Any] = self._api.create_host_config(**settings)
         return config
 
-    def create(self, image: str, build: str, **settings: Any) -> str:
-        """Create a container; its id."""
-        with self._reported(f"has no image {image!r}; {build}"):
+    def create(self, image: str, missing: str, **settings: Any) -> str:
+        """Create a container; its id. *missing* is what to say of the engine if it does not have the image."""
+        with self._reported(missing):
             return str(self._api.create_container(image, **settings)["Id"])
 
     def attach(self, container: str) -> socket.socket:

@@ -58,9 +58,11 @@ class Image:
     links: dict[str, str] = field(default_factory=lambda: dict(LINKS))
 
     def digest(self) -> str:
-        """SHA-256 of all paths, modes and contents."""
+        """SHA-256 of all paths, modes and contents, without compiled modules: equal sources differ in them."""
         total = hashlib.sha256(str(FORMAT).encode())
         for path, (content, mode) in sorted(self.files.items()):
+            if path.endswith(".pyc"):
+                continue
             data = content if isinstance(content, bytes) else content.read_bytes()
             total.update(f"{path}\0{mode}\0{hashlib.sha256(data).hexdigest()}\n".encode())
         total.update(repr(sorted(self.links.items())).encode())
@@ -99,12 +101,12 @@ def python_image(users: Iterable[int], home: str, packages: Iterable[str] = (), 
         InfrastructureError: a tool or a library is missing on this machine.
         UsageError: a distribution is not installed.
     """
-    image = Image()
+    image, chosen = Image(), list(_with_requirements(packages))
     progress("tools")
     binaries = _add_tools(image)
     progress(f"python {sys.version.split()[0]}")
     binaries += _add_python(image)
-    if chosen := list(_with_requirements(packages)):
+    if chosen:
         progress(", ".join(f"{d.metadata['Name']} {d.version}" for d in chosen))
         binaries += [path for d in chosen for path in _add_distribution(image, d)]
     progress("shared libraries")
