@@ -7,19 +7,24 @@ from .docker import Docker
 from .program import Program, ProgramLimits, ProgramResult, Usage
 from .protocol import AXES, Guarantee, ProbedSandbox
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
+from .session import Interpreter, PythonOutcome, Session, SessionFileError
 
 __all__ = [
     "AXES",
     "Bubblewrap",
     "Docker",
     "Guarantee",
+    "Interpreter",
     "LineTimeout",
     "LineTooLong",
     "ProbedSandbox",
     "Program",
     "ProgramLimits",
     "ProgramResult",
+    "PythonOutcome",
     "ReadError",
     "RunningProgram",
+    "Session",
+    "SessionFileError",
     "Usage",
 ]

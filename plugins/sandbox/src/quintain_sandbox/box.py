@@ -108,6 +108,10 @@ class BubblewrapBox(Box):
         stack.callback(os.close, self.stderr)
         inherit(stderr)
 
+    def memory_kills(self) -> int:
+        """See `Box.memory_kills`."""
+        return self._group.memory_kills()
+
     def kill(self) -> None:
         """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there.
 

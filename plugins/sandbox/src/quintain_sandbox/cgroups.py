@@ -100,8 +100,12 @@ class Counters:
 
     def out_of_memory(self) -> bool:
         """Whether the kernel killed a process of the group for memory."""
+        return self.memory_kills() > 0
+
+    def memory_kills(self) -> int:
+        """How many processes of the group the kernel killed for memory."""
         file = "memory.events" if self.version == 2 else "memory.oom_control"
-        return _counter(self.memory, file, "oom_kill") > 0
+        return _counter(self.memory, file, "oom_kill")
 
     def refused_forks(self) -> int:
         """How often the limit on processes refused one."""

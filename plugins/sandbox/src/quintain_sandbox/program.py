@@ -82,6 +82,8 @@ class Program:
     stdin: bytes = b""
     interactive: bool = False
     """Whether standard input stays open after *stdin*, for a caller that writes more."""
+    unread: int | None = None
+    """Bounds the bytes of standard output that nobody has read yet, in place of ``limits.output`` for all of them."""
     limits: ProgramLimits = field(default_factory=ProgramLimits)
 
     def __post_init__(self) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 
@@ -12,6 +13,7 @@ from quintain.errors import UsageError, did_you_mean
 
 from .program import Program, ProgramLimits, ProgramResult, Status, Usage
 from .running import Box, Programs, RunningProgram
+from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
 
 __all__ = ["AXES", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Status", "Usage"]
 
@@ -102,6 +104,33 @@ class ProbedSandbox(Sandbox):
         """
         program = Program(argv=argv, files=files, limits=limits or ProgramLimits(), interactive=True)
         return self._started().start(program, beside)
+
+    @contextlib.asynccontextmanager
+    async def session(
+        self, files: Mapping[str, bytes] | None = None, limits: ProgramLimits = SESSION
+    ) -> AsyncIterator[Session]:
+        """Start a session: commands one after the other in one box whose working directory begins with *files*.
+
+        Its supervisor needs a ``python3`` in the box. A session holds a slot.
+
+        Raises:
+            UsageError: as `run`.
+            InfrastructureError: as `run`; also at the end of the block.
+        """
+        # The supervisor bounds each command; what it says of one must fit, whatever the commands are together.
+        program = Program(
+            argv=SUPERVISOR,
+            stdin=SOURCE,
+            files=files or {},
+            limits=limits,
+            interactive=True,
+            unread=most_unread(limits),
+        )
+        async with self._started().start(program, None) as running:
+            session = Session(running, limits)
+            await session.ready()
+            yield session
+            await session.close()
 
     def _started(self) -> Programs:
         if self.programs is None:

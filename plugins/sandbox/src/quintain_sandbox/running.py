@@ -13,26 +13,26 @@ import select
 import signal
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil
 from typing import Literal
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .program import Program, ProgramLimits, ProgramResult, Status, Usage
+from .opened import Box, EndedBy, Finish
+from .program import Program, ProgramLimits, ProgramResult, Status
+
+__all__ = ["Box", "EndedBy", "Finish", "LineTimeout", "LineTooLong", "Programs", "ReadError", "RunningProgram"]
 
 CHUNK = 1 << 16
 LINE = 1 << 20
 """Bytes of one line, unless the caller sets another limit."""
 BESIDE = 64
 """Programs at one time that share the slot of another."""
-
-EndedBy = Literal["timeout", "output", "closed", "stopped"]
 
 
 class ReadError(Exception):
@@ -45,67 +45,6 @@ class LineTimeout(ReadError):
 
 class LineTooLong(ReadError):
     """More bytes without a newline than the limit."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finish:
-    """What a provider knows of a program that ended.
-
-    Attributes:
-        exit: exit status, 128 + n after signal n; ``None`` if the program was killed from outside.
-        out_of_memory: the kernel killed a process of it for memory.
-    """
-
-    exit: int | None
-    out_of_memory: bool
-    usage: Usage
-
-
-class Box(ABC):
-    """A program that a provider started. Its methods block, and are called from one thread.
-
-    Attributes:
-        stdin: descriptor (a pipe or a socket) of its standard input; -1 once it is closed.
-        stdout, stderr: descriptors to read from.
-        ended: descriptor that is readable as soon as the program has ended.
-        began: `time.monotonic` when the program was released; its time limit counts from there.
-    """
-
-    stdin: int
-    stdout: int
-    stderr: int
-    ended: int
-    began: float
-
-    def end_input(self) -> None:
-        """Close its standard input, unless that is done."""
-        if self.stdin >= 0:
-            os.close(self.stdin)
-        self.stdin = -1
-
-    @abstractmethod
-    def kill(self) -> None:
-        """Kill all of its processes; nothing happens if they have ended."""
-
-    @abstractmethod
-    def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
-        """Wait for its processes. Called once, after `ended` is readable or after `kill`.
-
-        Args:
-            ended_by: why it was killed; ``None`` if it ended by itself.
-            stderr: what it wrote to standard error, for the message of the error.
-
-        Raises:
-            InfrastructureError: the program did not end by its own doing, so there is no fair result.
-        """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Kill what still runs and release everything else. Called once, whatever happened.
-
-        Raises:
-            InfrastructureError: processes are left.
-        """
 
 
 class RunningProgram:
@@ -121,6 +60,7 @@ class RunningProgram:
         self._out = bytearray()
         self._searched = 0
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
+        self._box: Box | None = None
         self._opened: Future[None] = Future()
         self.result: Future[ProgramResult] = Future()
         """How it ended, for any thread; set in every case."""
@@ -268,6 +208,7 @@ class RunningProgram:
                 loop.call_soon_threadsafe(_resolve, came)
 
     def _live(self, box: Box) -> ProgramResult:
+        self._box = box
         self._opened.set_result(None)
         pump = _Pump(self, box)
         ended_by = pump.until_end()
@@ -296,6 +237,16 @@ class RunningProgram:
         with self._lock, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         return self._stop
+
+    def unread(self) -> int:
+        """Bytes of standard output that wait. For the thread."""
+        with self._lock:
+            return len(self._out)
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed a process of it for memory so far; 0 where nothing counts it."""
+        box = self._box
+        return 0 if box is None else box.memory_kills()
 
     def give_output(self, data: bytes) -> None:
         """Add to standard output. For the thread."""
@@ -365,7 +316,9 @@ class _Pump:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return False
-        kept = data[: self._room[name]]
+        unread = self._running.program.unread
+        room = self._room[name] if name == "stderr" or unread is None else max(0, unread - self._running.unread())
+        kept = data[:room]
         self._room[name] -= len(kept)
         if name == "stderr":
             self.stderr += kept

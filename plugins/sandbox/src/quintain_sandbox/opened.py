@@ -1,0 +1,77 @@
+"""A program that a provider started: what it hands over to `running`, and what it says at the end."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+from .program import Usage
+
+EndedBy = Literal["timeout", "output", "closed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finish:
+    """What a provider knows of a program that ended.
+
+    Attributes:
+        exit: exit status, 128 + n after signal n; ``None`` if the program was killed from outside.
+        out_of_memory: the kernel killed a process of it for memory.
+    """
+
+    exit: int | None
+    out_of_memory: bool
+    usage: Usage
+
+
+class Box(ABC):
+    """A program that a provider started. Its methods block, and are called from one thread.
+
+    Attributes:
+        stdin: descriptor (a pipe or a socket) of its standard input; -1 once it is closed.
+        stdout, stderr: descriptors to read from.
+        ended: descriptor that is readable as soon as the program has ended.
+        began: `time.monotonic` when the program was released; its time limit counts from there.
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int
+    ended: int
+    began: float
+
+    def end_input(self) -> None:
+        """Close its standard input, unless that is done."""
+        if self.stdin >= 0:
+            os.close(self.stdin)
+        self.stdin = -1
+
+    def memory_kills(self) -> int:
+        """How often the kernel has killed a process of it for memory so far, from any thread; 0 if nothing counts."""
+        return 0
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill all of its processes; nothing happens if they have ended."""
+
+    @abstractmethod
+    def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
+        """Wait for its processes. Called once, after `ended` is readable or after `kill`.
+
+        Args:
+            ended_by: why it was killed; ``None`` if it ended by itself.
+            stderr: what it wrote to standard error, for the message of the error.
+
+        Raises:
+            InfrastructureError: the program did not end by its own doing, so there is no fair result.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill what still runs and release everything else. Called once, whatever happened.
+
+        Raises:
+            InfrastructureError: processes are left.
+        """
