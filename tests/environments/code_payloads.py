@@ -399,6 +399,8 @@ class Equal:
     __eq__ = lambda self, other: True
 """),
     Payload("exits_on_import", "G2", "import sys\nsys.exit(0)\n"),
+    Payload("kills_itself_on_import", "G2", "import os\nos._exit(0)\n"),
+    Payload("raises_on_import", "G2", "raise KeyboardInterrupt\n"),
     Payload("exits_in_a_test", "G2", STACK.replace("raise Empty(0)", "__import__('os')._exit(0)")),
     Payload("plants_conftest", "G6", BROKEN + """
 HOOK = '''

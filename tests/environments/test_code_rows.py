@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from quintain.cli import main as command_line
 from quintain.errors import UsageError
 from quintain.testing import EnvironmentSuite
 from quintain_code import Code, Grader, task_of
@@ -103,6 +104,14 @@ def test_a_solution_of_ones_own_passes(sandbox: Bubblewrap, row: Mapping[str, An
     task = task_of(row, "row 1")
     grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, {task.files[0]: code})))
     assert (1.0, "passed") == (grade.score, grade.outcome), grade
+
+
+def test_helpers_of_the_prompt_are_not_the_solutions_to_redefine(sandbox: Bubblewrap) -> None:
+    """Tests that use them get those of the data set."""
+    task = task_of(HUMAN_EVAL, "row 1")
+    cheat = "def half(x):\n    return 1\ndef mean(xs):\n    return 0\n"
+    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, {"solution.py": cheat})))
+    assert (0.0, "failed") == (grade.score, grade.outcome), grade
 
 
 def test_the_prompt_hides_tests_unless_the_row_or_the_caller_shows_them() -> None:
@@ -230,6 +239,22 @@ def test_check_lists_the_rows_that_cannot_be_used(sandbox: Bubblewrap, tmp_path:
 def test_a_fingerprint_does_not_depend_on_the_prompt() -> None:
     assert fingerprint(task_of(MBPP, "")) == fingerprint(task_of(MBPP, "", 0))
     assert fingerprint(task_of(MBPP, "")) != fingerprint(task_of({**MBPP, "test_list": ["assert add(1) == 2"]}, ""))
+
+
+def test_the_command_line_evaluates_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], sandbox: Bubblewrap
+) -> None:
+    """With the control `oracle` every row scores 1, and one whose reference fails is a failure of ours, left out."""
+    wrong = {**OWN, "prompt": "Two.", "tests": ["assert one() == 2"], "id": "wrong"}
+    file = write(tmp_path / "rows.jsonl", MBPP, MODULES, APPS, wrong)
+    service = ["--service", "sandbox=bubblewrap", "--service-arg", "sandbox.needs=[]"]
+    options = ["--arg", "splits=test", "--engine", "@oracle", "--max-failures", "0.3", "--json", *service]
+    assert 0 == command_line(["eval", "code", "--data", file, *options])
+    found = json.loads(capsys.readouterr().out)
+    assert (1.0, 4, 1) == (found["pass@1"], found["rollouts"], found["failed"])
+    assert {"environment_error": 1, "finished": 3} == found["terminations"]
+    assert "wrong: its own reference does not pass: failed" in next(iter(found["failures"]))
+    assert (1.0, 0.0) == (found["metrics"]["passed"], found["metrics"]["no_code"])
 
 
 class TestCode(EnvironmentSuite):

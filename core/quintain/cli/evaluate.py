@@ -47,6 +47,7 @@ CONTROL_TASKS = 100
 @click.option("--max-tokens", type=Count(1), default=1024, show_default=True, help="New tokens per turn.")
 @click.option("--concurrency", type=Count(1), help="Concurrent episodes (default: chosen by the engine).")
 @click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
+@click.option("--data", metavar="FILE", help="Rows of the environment's tasks: its field `data`.")
 @click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="Engine setting (repeatable).")
 @click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
 @click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
@@ -76,6 +77,7 @@ def evaluate(
     max_tokens: int,
     concurrency: int | None,
     args: Sequence[str],
+    data: str | None,
     engine_args: Sequence[str],
     services: Sequence[str],
     service_args: Sequence[str],
@@ -115,7 +117,7 @@ def evaluate(
             model, trained_with = model_named(model)
             system = trained_with or None if system is None else system
     spec = resolve_environment(environment, {}, reward=reward, system=system)
-    spec = replace(spec, args=_fields(args, spec.component, "--arg"))
+    spec = replace(spec, args=_fields([*args, *([f"data={data}"] if data else [])], spec.component, "--arg"))
     chosen = services_of(services, service_args)
     settings: dict[str, Any] = {
         "split": split,
@@ -350,12 +352,8 @@ def _check_out(out: Path | None) -> None:
 
 
 def _write(out: Path, result: Evaluation) -> None:
+    from ..training.rollout_table import to_parquet
     from ..training.storage import write_atomically
 
-    if out.suffix == ".parquet":
-        from ..training.rollout_table import to_parquet
-
-        data = to_parquet(0, result.rollouts)
-    else:
-        data = "".join(json.dumps(r.to_json()) + "\n" for r in result.rollouts).encode()
-    write_atomically(out, data)
+    lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
+    write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())

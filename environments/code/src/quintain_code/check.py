@@ -47,8 +47,9 @@ def check(data: str, out: Path, slots: int, repeat: int) -> None:
     out.write_text(json.dumps(faults, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     for fault in faults.values():
         click.echo(f"{fault['source']}: {fault['reason']}")
-    counts = Counter(fault["reason"].partition(":")[0] for fault in faults.values())
-    click.echo(f"{len(tasks)} rows, {len(faults)} left out {dict(counts) or ''}: {out}")
+    kinds = Counter(fault["reason"].partition(":")[0] for fault in faults.values())
+    counted = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    click.echo(f"{len(tasks)} rows, {len(faults)} left out{f' ({counted})' if counted else ''}: {out}")
     sys.exit(1 if faults else 0)
 
 

@@ -103,11 +103,12 @@ def _eval_plus(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask
 def _completed(row: Mapping[str, Any], head: str, entry: str, tests: tuple[str, ...], setup: str) -> CodeTask:
     """A task whose prompt is the head of a function; what precedes the function stands before every solution."""
     body = _text(row.get("canonical_solution") or "")
+    before = re.split(rf"^(?=def {re.escape(entry)}\b)", head, maxsplit=1, flags=re.M)[0]
     return CodeTask(
         prompt=f"Complete the function `{entry}`.\n\n```python\n{head.rstrip()}\n```\n\n{BLOCK}",
         tests=tests,
-        setup=setup,
-        prefix=re.split(rf"^(?=def {re.escape(entry)}\b)", head, maxsplit=1, flags=re.M)[0],
+        setup=f"{before}\n{setup}",  # tests may use its functions, and those must not be the solution's
+        prefix=before,
         solution={MODULE: head + body} if body else {},
         source=str(row.get("task_id", "")),
     )

@@ -13,7 +13,10 @@ import os
 import sys
 import types
 import weakref
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds to import
+    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
@@ -204,7 +207,7 @@ class Proxy:
         """Two objects of the solution are compared by it; no object of it ever equals plain data."""
         link = self._q_link
         if link.strict or not isinstance(other, Proxy):
-            raise link.taint("failed", f"a {self._q_name} of the solution is compared with a value")
+            raise link.taint("unsupported", f"a {self._q_name} of the solution is compared with a value")
         return link.ask("op", name, self, other)
 
     def __instancecheck__(self, value: Any) -> bool:
@@ -218,7 +221,7 @@ def _operation(name: str, *, lenient: bool = False, reflected: bool = False) -> 
     def method(self: Any, *operands: Any) -> Any:
         link = object.__getattribute__(self, "_q_link")
         if link.strict and not lenient:
-            raise link.taint("failed", f"a {self._q_name} of the solution takes part in {name!r} as a value")
+            raise link.taint("unsupported", f"a {self._q_name} of the solution takes part in {name!r} as a value")
         return link.ask("op", name, *operands, self) if reflected else link.ask("op", name, self, *operands)
 
     return method
@@ -320,7 +323,7 @@ class Counter:
             known[:] = ("passed", "")
 
     def pytest_collectreport(self, report: Any) -> None:
-        if report.outcome != "passed":
+        if report.outcome != "passed" or self._link.fault:
             bad = self._link.lost or self._link.fault or ("error", _last_line(report))
             self.outcomes[f"{report.nodeid} (collection)"] = list(bad)
 

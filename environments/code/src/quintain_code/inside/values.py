@@ -15,7 +15,10 @@ import sys
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` takes milliseconds to import
+    from typing import Any
 
 SIZE = 16 << 20
 """Characters of one message."""
