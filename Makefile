@@ -14,6 +14,7 @@ PIP_ARGS ?=
 TRAIN ?= $(BIN)/quintain train
 ARGS ?=
 PYTEST ?= $(BIN)/python -m pytest
+WORKERS ?= 2
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
 .PHONY: help setup train test test-all test-ci lint format types docs bench registry clean
@@ -32,8 +33,8 @@ setup: $(READY)  ## virtual environment and editable install of the whole worksp
 train: $(READY)  ## train the default model on arithmetic, from nothing, in minutes (ARGS="--seed 1")
 	$(TRAIN) $(ARGS)
 
-test: $(READY)  ## the tests, without the long ones
-	$(PYTEST) -m "not slow and not ci" $(ARGS)
+test: $(READY)  ## the tests, without the long ones (WORKERS=0: in one process)
+	$(PYTEST) -n $(WORKERS) --dist loadfile -m "not slow and not ci" $(ARGS)
 
 test-all: $(READY)  ## every test that needs no daemon
 	$(PYTEST) -m "not ci" $(ARGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +33,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """A study silences the warnings of its process, which is here that of other tests."""
+    log = logging.getLogger("quintain")
+    before = log.level
+    yield
+    log.setLevel(before)
 
 
 @pytest.mark.parametrize("name", STUDIES)

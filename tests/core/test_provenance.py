@@ -100,16 +100,16 @@ def test_a_seed_cannot_be_changed(runs: Path, capsys: pytest.CaptureFixture[str]
     assert 2 == resume(runs), "a refused recipe is not the run's"
 
 
-@pytest.mark.parametrize("size", [200, 400, 600])
-def test_a_cut_recipe_counts_as_edited(runs: Path, size: int, capsys: pytest.CaptureFixture[str]) -> None:
-    """A recipe of which a part is gone but which is still TOML is an edited one; cut elsewhere it is no recipe."""
+@pytest.mark.parametrize("table", ["run", "sampling", "learner"])
+def test_a_cut_recipe_counts_as_edited(runs: Path, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A recipe of which a part is gone but which is still TOML is an edited one."""
     path = runs / "a" / "recipe.toml"
-    lines = path.read_text()[:size].splitlines()[:-1]
-    path.write_text("\n".join(lines))
+    kept, header, _ = path.read_text().partition(f"\n[{table}]")
+    assert header
+    path.write_text(kept)
 
     assert 2 == resume(runs)
-    error = capsys.readouterr().err
-    assert "was edited" in error or "names no environment" in error
+    assert "was edited" in capsys.readouterr().err
 
 
 def test_comments_and_spaces_are_no_change(runs: Path) -> None:
