@@ -58,8 +58,9 @@ class BubblewrapBox(Box):
     def __init__(
         self, setting: Setting, program: Program, user: int | None, give_back: Callable[[], None] = lambda: None
     ) -> None:
-        self._program = program
+        self._setting, self._program, self._user = setting, program, user
         self._report = b""
+        self._cpu_before = 0.0
         with ExitStack() as stack:
             stack.callback(give_back)
             try:
@@ -108,6 +109,25 @@ class BubblewrapBox(Box):
         stack.callback(os.close, self.stderr)
         inherit(stderr)
 
+    def waits(self) -> bool:
+        """Whether it runs and has said nothing."""
+        return not select.select([self.stdout, self.stderr, self.ended], [], [], 0.0)[0]
+
+    def release(self, program: Program) -> None:
+        """Let an interpreter that waits (`warm`) run *program*, under its limits, from now on.
+
+        Raises:
+            OSError: it has more memory than *program* may have.
+        """
+        self._group.limit(program.limits.memory, program.limits.processes + 1)
+        self._group.forget_peak()
+        child = self._record("child-pid")
+        with contextlib.suppress(OSError):
+            self._cpu_before = int(Path(f"/proc/{child}/schedstat").read_text().split()[0]) / 1e9
+        self._program = program
+        self.preamble = message(program, _limits(self._setting, program, self._user))
+        self.began = time.monotonic()
+
     def memory_kills(self) -> int:
         """See `Box.memory_kills`."""
         return self._group.memory_kills()
@@ -138,7 +158,7 @@ class BubblewrapBox(Box):
             raise InfrastructureError(f"bubblewrap did not run {self._program.argv[0]!r} to its end: {text}")
         usage = Usage(
             seconds=seconds,
-            cpu_seconds=end.cpu_seconds,
+            cpu_seconds=max(0.0, end.cpu_seconds - self._cpu_before),
             memory=self._group.peak() or end.memory,
             refused_forks=self._group.refused_forks(),
             user=end.user,
@@ -169,6 +189,17 @@ class BubblewrapBox(Box):
             if not select.select([self.ended], [], [], KILL_SECONDS)[0]:
                 self._process.kill()
         self._process.close()
+
+
+def message(program: Program, limits: dict[str, int]) -> bytes:
+    """What `warm_main` reads: the length of a header, the header, the files."""
+    header = {
+        "argv": list(program.argv),
+        "limits": limits,
+        "files": [(name, len(data)) for name, data in program.files.items()],
+    }
+    encoded = json.dumps(header).encode()
+    return b"".join((len(encoded).to_bytes(8, "big"), encoded, *program.files.values()))
 
 
 def _limits(setting: Setting, program: Program, user: int | None) -> dict[str, int]:

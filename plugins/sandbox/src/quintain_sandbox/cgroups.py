@@ -154,12 +154,17 @@ class ControlGroup(Counters):
         try:
             for folder in self._folders:
                 folder.mkdir()
-            self._limit(memory, processes)
+            self.limit(memory, processes)
         except OSError:
             self.remove()
             raise
 
-    def _limit(self, memory: int, processes: int) -> None:
+    def limit(self, memory: int, processes: int) -> None:
+        """Set the limits, also of a group in use.
+
+        Raises:
+            OSError: a controller refused, such as a limit below what is in use.
+        """
         if self.pids is not None:
             (self.pids / "pids.max").write_text(str(processes))
         if self.memory is None:
@@ -170,9 +175,17 @@ class ControlGroup(Counters):
                 (self.memory / "memory.swap.max").write_text("0")
             (self.memory / "memory.oom.group").write_text("1")
             return
+        with contextlib.suppress(OSError):  # the limit with swap is never the smaller one: this one first if both grow
+            (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
         (self.memory / "memory.limit_in_bytes").write_text(str(memory))
         with contextlib.suppress(OSError):
             (self.memory / "memory.memsw.limit_in_bytes").write_text(str(memory))
+
+    def forget_peak(self) -> None:
+        """Let `peak` count from now on, where the kernel can."""
+        if self.memory is not None:
+            with contextlib.suppress(OSError):
+                (self.memory / ("memory.peak" if self.version == 2 else "memory.max_usage_in_bytes")).write_text("0")
 
     @property
     def entrances(self) -> list[Path]:

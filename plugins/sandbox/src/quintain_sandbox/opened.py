@@ -34,6 +34,7 @@ class Box(ABC):
         stdout, stderr: descriptors to read from.
         ended: descriptor that is readable as soon as the program has ended.
         began: `time.monotonic` when the program was released; its time limit counts from there.
+        preamble: what goes to standard input before the program's own, for what reads it in place of the program.
     """
 
     stdin: int
@@ -41,6 +42,7 @@ class Box(ABC):
     stderr: int
     ended: int
     began: float
+    preamble: bytes = b""
 
     def end_input(self) -> None:
         """Close its standard input, unless that is done."""

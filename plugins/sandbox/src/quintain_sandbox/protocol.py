@@ -40,6 +40,11 @@ class Guarantee(StrEnum):
     ABSENT = "absent"
 
 
+def weakest(*levels: Guarantee) -> Guarantee:
+    """The level that all of *levels* reach."""
+    return max(levels, key=list(Guarantee).index)
+
+
 class ProbedSandbox(Sandbox):
     """A provider: it opens boxes, and has guarantees that it measured when it started.
 

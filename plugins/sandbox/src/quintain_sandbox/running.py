@@ -271,7 +271,7 @@ class _Pump:
     def __init__(self, running: RunningProgram, box: Box) -> None:
         self.stderr = bytearray()
         self.truncated: list[str] = []
-        self._running, self._box, self._pending = running, box, memoryview(b"")
+        self._running, self._box, self._pending = running, box, memoryview(box.preamble)
         self._input_ends = False
         limits = running.program.limits
         self._deadline = box.began + limits.seconds
