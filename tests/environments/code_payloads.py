@@ -324,6 +324,52 @@ def add(a, b):
     Payload("random_guess", "G17", "import random\ndef add(a, b):\n    return random.randrange(10)\n"),
 )  # fmt: skip
 
+SPEAKS = """
+import json, os
+names = [["add", {"ref": [0, "function", None]}], ["len", 3], ["math", 4]]
+os.write(4, json.dumps(["value", 1, {"dict": names}]).encode() + b"\\n")
+while request := os.read(3, 1 << 20):
+    for line in request.splitlines():
+        kind, number, *rest = json.loads(line)
+        for reply in (REPLIES):
+            os.write(4, json.dumps(reply).encode() + b"\\n")
+os._exit(0)
+"""
+"""A solution that takes the channel over and answers every request with REPLIES."""
+
+REPLIES: dict[str, str] = {
+    "objects": '["value", number, {"ref": [7, "int", None]}],',
+    "negative_objects": '["value", number, {"ref": [-1, "int", None]}],',
+    "classes": '["value", number, {"ref": [7, "E", [[[7, "E"]], "Exception"]]}],',
+    "classes_of_assertions": '["value", number, {"ref": [7, "E", [[], "AssertionError"]]}],',
+    "nothing_implemented": '["value", number, {"special": "NotImplemented"}],',
+    "ellipsis": '["value", number, {"special": "..."}],',
+    "built_in_type": '["value", number, {"builtin": "bool"}],',
+    "stops": '["stop", number],',
+    "refuses": '["refuse", number, ""],',
+    "passes": '["passed", number, ""],',
+    "raises_stop_iteration": '["raise", number, [[], "StopIteration"], [], {"dict": []}],',
+    "raises_generator_exit": '["raise", number, [[], "GeneratorExit"], [], {"dict": []}],',
+    "raises_system_exit": '["raise", number, [[], "SystemExit"], [0], {"dict": []}],',
+    "raises_keyboard_interrupt": '["raise", number, [[], "KeyboardInterrupt"], [], {"dict": []}],',
+    "raises_nothing": '["raise", number, None, [], {"dict": []}],',
+    "raises_what_is_caught": '["raise", number, [[], "TypeError"], [], {"dict": []}],',
+    "raises_its_own": '["raise", number, [[[1, "A"], [2, "B"]], "TypeError"], [], {"dict": [["x", 1]]}],',
+    "calls_back": '["callback", 0, [], {"dict": []}], ["value", number, 5],',
+    "calls_back_for_ever": '["callback", 0, [], {"dict": []}], ' * 50,
+    "changes_arguments": '["value", number, 5, [[0, 5], [1, 5]]],',
+    "two_answers": '["value", number, 5], ["value", number + 1, 5],',
+    "answers_of_another": '["value", number - 1, 5],',
+    "true_numbers": '["value", True, 5],',
+    "verdicts": '["D", {"nonce": ""}], ["X", "passed"],',
+    "no_list": '{"tuple": ["value", number, 5]},',
+    "empty": "[],",
+    "text": '"value",',
+    "huge": '["value", number, ["x" * 100_000] * 200],',
+    "nested": 'eval("[" * 90 + "5" + "]" * 90),',
+}
+"""Replies of a solution that speaks the protocol itself."""
+
 SUITE = {
     "test_stack.py": """
 import pytest
@@ -397,6 +443,13 @@ SUITES: tuple[Payload, ...] = (
     Payload("always_equal", "G1", BROKEN.replace("return None", "return Equal()") + """
 class Equal:
     __eq__ = lambda self, other: True
+"""),
+    Payload("does_what_the_test_expects", "G1", BROKEN.replace("return None", "return Knows()") + """
+class Knows:
+    __sub__ = __rsub__ = __add__ = lambda self, other: 0
+    __abs__ = __float__ = __int__ = __index__ = lambda self: 0
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __contains__ = lambda self, other: True
+    __ne__ = lambda self, other: False
 """),
     Payload("exits_on_import", "G2", "import sys\nsys.exit(0)\n"),
     Payload("kills_itself_on_import", "G2", "import os\nos._exit(0)\n"),

@@ -19,7 +19,9 @@ from .code_payloads import (
     FUNCTION,
     HONEST,
     PROGRAMS,
+    REPLIES,
     SETUP,
+    SPEAKS,
     STACK,
     STDIN_CASES,
     SUITE,
@@ -85,6 +87,7 @@ def attacks(sandbox: Bubblewrap) -> dict[tuple[str, str], tuple[Grade, Grade]]:
 
     async def grades() -> list[tuple[Grade, Grade]]:
         grader, room = Grader(sandbox), asyncio.Semaphore(2)
+        assert "passed" == (await grader.once(PILE, PILE.solution)).outcome
 
         async def one(task: CodeTask, payload: Payload) -> tuple[Grade, Grade]:
             async with room:
@@ -106,6 +109,13 @@ def test_no_attack_passes(attacks: dict[tuple[str, str], tuple[Grade, Grade]], k
     assert 0 == attack.score, attack
     assert attack.outcome != "passed"
     assert (1.0, "passed") == (honest.score, honest.outcome), honest
+
+
+def test_no_reply_of_a_solution_that_speaks_the_protocol_passes(sandbox: Bubblewrap) -> None:
+    """A solution that writes its replies itself gains nothing by them."""
+    codes = [SPEAKS.replace("REPLIES", replies) for replies in REPLIES.values()]
+    grades = dict(zip(REPLIES, graded(sandbox, replace(ADD, seconds=SHORT), *codes), strict=True))
+    assert {} == {name: g for name, g in grades.items() if g.score or g.outcome == "passed"}
 
 
 def test_odd_but_right_solutions_pass(sandbox: Bubblewrap) -> None:
@@ -313,6 +323,51 @@ def test_a_suite_counts_each_test_of_its_files(sandbox: Bubblewrap) -> None:
     gated = f"import pytest, m\nif m.f() == 1:\n    pytest.skip(allow_module_level=True)\n{SUITE_OF_SIX}"
     (none,) = graded(sandbox, replace(task, suite={"test_m.py": gated}), right)
     assert (0.0, 0, 7) == (none.score, none.passed, none.total), none
+
+
+OPERATORS = """
+from m import Money, message, ratio
+
+def test_ratio():
+    assert abs(ratio() - 1.5) < 1e-9
+    assert ratio() > 1 and 3 * ratio() == 4.5 and ratio() in (1.5, 2)
+
+def test_message():
+    assert "done" in message()
+
+def test_money():
+    assert Money(2) + 3 == Money(5) and Money(2) * 2 == 4 and 2 in Money(2) and Money(1) < Money(2) < 3
+"""
+MONEY = """
+class Money:
+    def __init__(self, n): self.n = n
+    def __add__(self, other): return Money(self.n + getattr(other, "n", other))
+    def __mul__(self, k): return Money(self.n * k)
+    def __eq__(self, other): return self.n == getattr(other, "n", other)
+    def __lt__(self, other): return self.n < getattr(other, "n", other)
+    def __contains__(self, n): return n <= self.n
+"""
+KNOWS = """
+class Knows:
+    __sub__ = __rmul__ = lambda self, other: 0 if other == 1.5 else 4.5
+    __abs__ = lambda self: 0
+    __eq__ = __gt__ = __contains__ = lambda self, other: True
+"""
+
+
+def test_objects_take_part_in_operations_only_where_the_reference_has_objects(sandbox: Bubblewrap) -> None:
+    """Elsewhere their methods would see what the tests expect, and answer it."""
+    right = MONEY + "def ratio():\n    return 1.5\ndef message():\n    return 'all done'\n"
+    task = CodeTask(prompt="", kind="suite", suite={"test_m.py": OPERATORS}, files=("m.py",), solution={"m.py": right})
+    other = right.replace("self.n", "self._n")
+    objects = MONEY + KNOWS + "def ratio():\n    return Knows()\nmessage = ratio\n"
+    money = MONEY + KNOWS + "def ratio():\n    return 1.5\ndef message():\n    return Money(9)\n"
+    money = money.replace("n <= self.n", "True")
+    grades = graded(sandbox, task, right, other.replace('other, "n"', 'other, "_n"'), objects, money)
+    assert ["passed", "passed", "unsupported", "unsupported"] == [g.outcome for g in grades], grades
+    assert [3, 3, 1, 2] == [g.passed for g in grades]
+    (alone,) = graded(sandbox, replace(task, solution={}), right)
+    assert (2, "unsupported") == (alone.passed, alone.outcome), "without a reference nothing says what is allowed"
 
 
 def test_a_suite_imports_several_modules_and_packages(sandbox: Bubblewrap) -> None:

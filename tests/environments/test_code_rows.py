@@ -18,7 +18,6 @@ from quintain.testing import EnvironmentSuite
 from quintain_code import Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load
-from quintain_code.environment import with_prefix
 from quintain_sandbox import Bubblewrap
 
 from ..plugins.sandbox_service import started
@@ -87,7 +86,7 @@ def sandbox() -> Iterator[Bubblewrap]:
 @pytest.mark.parametrize("name", WITH_REFERENCE)
 def test_the_reference_of_each_format_passes(sandbox: Bubblewrap, name: str) -> None:
     task = task_of(WITH_REFERENCE[name], "row 1")
-    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, task.solution)))
+    grade = asyncio.run(Grader(sandbox).grade(task, task.solution))
     assert (1.0, "passed") == (grade.score, grade.outcome), grade
 
 
@@ -102,7 +101,7 @@ def test_the_reference_of_each_format_passes(sandbox: Bubblewrap, name: str) -> 
 def test_a_solution_of_ones_own_passes(sandbox: Bubblewrap, row: Mapping[str, Any], code: str) -> None:
     """Names that the head of the prompt defines are there, whether the solution repeats them or not."""
     task = task_of(row, "row 1")
-    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, {task.files[0]: code})))
+    grade = asyncio.run(Grader(sandbox).grade(task, {task.files[0]: code}))
     assert (1.0, "passed") == (grade.score, grade.outcome), grade
 
 
@@ -110,7 +109,7 @@ def test_helpers_of_the_prompt_are_not_the_solutions_to_redefine(sandbox: Bubble
     """Tests that use them get those of the data set."""
     task = task_of(HUMAN_EVAL, "row 1")
     cheat = "def half(x):\n    return 1\ndef mean(xs):\n    return 0\n"
-    grade = asyncio.run(Grader(sandbox).grade(task, with_prefix(task, {"solution.py": cheat})))
+    grade = asyncio.run(Grader(sandbox).grade(task, {"solution.py": cheat}))
     assert (0.0, "failed") == (grade.score, grade.outcome), grade
 
 

@@ -15,7 +15,6 @@ from quintain.errors import EnvironmentFault, InfrastructureError, QuintainError
 from quintain_sandbox import Bubblewrap
 
 from .data import fingerprint, load
-from .environment import with_prefix
 from .grading import Grader
 from .tasks import CodeTask
 
@@ -87,7 +86,7 @@ async def _reason(grader: Grader, task: CodeTask) -> str:
         return "no reference"
     for attempt in (1, 2):
         try:
-            grade = await grader.once(task, with_prefix(task, task.solution))
+            grade = await grader.once(task, task.solution)
             return "" if grade.outcome == "passed" else f"{grade.outcome}: {grade.reason}"
         except EnvironmentFault as e:
             return f"fault: {e}"

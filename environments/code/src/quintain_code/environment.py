@@ -105,15 +105,7 @@ async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Gra
     if not found.files:
         return Grade(score=0.0, outcome="no_code", total=len(task.tests or task.cases), reason=found.reason)
     grader = _GRADERS.setdefault(sandbox, Grader(sandbox))
-    return await grader.grade(task, with_prefix(task, found.files))
-
-
-def with_prefix(task: CodeTask, files: Mapping[str, str]) -> dict[str, str]:
-    """*files* with the prefix of the task before the first one."""
-    if not task.prefix:
-        return dict(files)
-    first = task.files[0]
-    return {**files, first: f"{task.prefix}\n{files[first]}"}
+    return await grader.grade(task, found.files)
 
 
 def reply_of(task: CodeTask, files: Mapping[str, str]) -> str:

@@ -35,6 +35,8 @@ HEADROOM = 3
 """Wall-clock seconds for each second of CPU time: on a loaded machine a program waits."""
 PATIENCE = 20.0
 """Seconds that the tests get beyond those of the solution."""
+Operations = dict[str, dict[str, int]]
+"""How often each test of a suite compares or combines objects of the solution, by kind of operation."""
 ENDS: Mapping[str, Outcome] = {"timeout": "timeout", "memory": "memory", "output": "output"}
 
 
@@ -65,6 +67,7 @@ class Grader:
         self._sandbox = sandbox
         self._commands: dict[str, bool] = {}
         self._sound: set[str] = set()
+        self._operations: dict[str, Operations] = {}
 
     async def grade(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
         """Grade *files*, the solution by file name.
@@ -75,21 +78,34 @@ class Grader:
         """
         grade = await self.once(task, files)
         if grade.outcome != "passed" and task.solution and task.id not in self._sound:
-            reference = await self.once(task, task.solution)
-            if reference.outcome == "passed":
-                self._sound.add(task.id)
-            else:
-                raise EnvironmentFault(
-                    f"task {task.source or task.id}: its own reference does not pass: {reference.outcome}: "
-                    f"{reference.reason}; correct the row or leave it out"
-                )
+            await self._check_reference(task)
         return grade
+
+    async def _check_reference(self, task: CodeTask) -> None:
+        reference = await self.once(task, task.solution)
+        if reference.outcome != "passed":
+            raise EnvironmentFault(
+                f"task {task.source or task.id}: its own reference does not pass: {reference.outcome}: "
+                f"{reference.reason}; correct the row or leave it out"
+            )
+        self._sound.add(task.id)
 
     async def once(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
         """As `grade`, without the check of the reference."""
+        first = task.files[0]
+        complete = {**files, first: f"{task.prefix}\n{files[first]}"} if task.prefix and first in files else files
         if task.kind == "stdin":
-            return await self._program(task, files)
-        return await self._related(task, files)
+            return await self._program(task, complete)
+        if task.kind == "function":
+            return (await self._related(task, complete, {}))[0]
+        if dict(files) == dict(task.solution):
+            grade, operations = await self._related(task, complete, None)
+            if grade.outcome == "passed":
+                self._operations[task.id] = operations
+            return grade
+        if task.solution and task.id not in self._operations:
+            await self._check_reference(task)
+        return (await self._related(task, complete, self._operations.get(task.id, {})))[0]
 
     async def _program(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
         await self._require(LANGUAGES[task.language].command if task.language in LANGUAGES else task.argv[0])
@@ -113,10 +129,17 @@ class Grader:
                 f"the sandbox has no {command}: install it where the sandbox takes its programs from"
             )
 
-    async def _related(self, task: CodeTask, files: Mapping[str, str]) -> Grade:
-        """Tests in one sandbox, the solution in the other."""
+    async def _related(
+        self, task: CodeTask, files: Mapping[str, str], allowed: Operations | None
+    ) -> tuple[Grade, Operations]:
+        """Tests in one sandbox, the solution in the other; the grade, and the operations that the tests used.
+
+        Args:
+            allowed: operations on objects of the solution, by test; ``None`` allows all, for the reference.
+        """
         nonce = secrets.token_hex(16)
         job, tests = _job(task, nonce)
+        job["allowed"] = allowed
         solution = {name: text.encode() for name, text in files.items()} | _inside("solution")
         command, limits = ["python3", "-I", "quintain_solution.py"], _limits(task)
         patient = replace(limits, seconds=limits.seconds + PATIENCE, cpu_seconds=limits.cpu_seconds + PATIENCE)
@@ -129,12 +152,12 @@ class Grader:
             verdict = await _relay(judge, box, nonce)
         if isinstance(verdict, ProgramResult):
             outcome: Outcome = ENDS.get(verdict.status, "error")
-            return Grade(score=0.0, outcome=outcome, reason=f"the tests did not end: {verdict.status}")
+            return Grade(score=0.0, outcome=outcome, reason=f"the tests did not end: {verdict.status}"), {}
         if "fault" in verdict:
-            return Grade(score=0.0, outcome="error", reason=f"the tests do not run: {verdict['fault']}")
+            return Grade(score=0.0, outcome="error", reason=f"the tests do not run: {verdict['fault']}"), {}
         if task.kind == "function":
-            return _graded(task, [(o, reason) for o, reason in verdict["results"]], len(task.tests))
-        return _graded(task, *_of_suite(task, verdict["results"]))
+            return _graded(task, [(o, reason) for o, reason in verdict["results"]], len(task.tests)), {}
+        return _graded(task, *_of_suite(task, verdict["results"])), verdict["used"]
 
 
 async def _relay(judge: Any, box: Any, nonce: str) -> dict[str, Any] | ProgramResult:

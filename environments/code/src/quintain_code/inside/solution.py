@@ -107,7 +107,8 @@ class Server:
         except NotPlainError as e:
             reply = ["refuse", number, str(e)]
         except StopIteration:
-            reply = ["stop", number] if rest[:1] == ["next"] else ["raise", number, [[], "RuntimeError"], [], {}]
+            asked = kind == "op" and rest[0] == "next"
+            reply = ["stop", number] if asked else ["raise", number, [[], "RuntimeError"], [], {}]
         except BaseException as e:  # noqa: BLE001 - whatever the solution raises is the tests' to judge
             reply = ["raise", number, self._lineage(type(e)), *self._about(e)]
         else:

@@ -44,11 +44,15 @@ class Link:
     Attributes:
         fault: outcome and reason that fail the current test, even if it catches the exception.
         lost: outcome and reason that fail all further tests.
-        strict: values of the solution are compared as plain data only.
+        test: the id of the current test of a suite.
+        used: how often each test applied each operation to an object of the solution.
     """
 
-    def __init__(self, source: Any, sink: int, *, strict: bool, in_place: bool) -> None:
-        self._source, self._sink, self.strict, self._in_place = source, sink, strict, in_place
+    def __init__(self, source: Any, sink: int, job: dict[str, Any]) -> None:
+        self._source, self._sink, self._in_place = source, sink, job["in_place"]
+        self._allowed: dict[str, dict[str, int]] | None = job["allowed"]
+        self.test = ""
+        self.used: dict[str, dict[str, int]] = {}
         self._number = 0
         self._functions: list[Any] = []
         self._proxies: weakref.WeakValueDictionary[int, Proxy] = weakref.WeakValueDictionary()
@@ -87,6 +91,17 @@ class Link:
             kind = self._errors[number]
         return kind  # type: ignore[no-any-return]
 
+    def permit(self, operation: str, name: str) -> None:
+        """Count an operation that hands a value of the tests to an object of the solution, or decides by one.
+
+        Only as many as the reference needs are allowed, so that no object takes the place of plain data: its methods
+        would see what the tests expect.
+        """
+        used = self.used.setdefault(self.test, {})
+        used[operation] = used.get(operation, 0) + 1
+        if self._allowed is not None and used[operation] > self._allowed.get(self.test, {}).get(operation, 0):
+            raise self.taint("unsupported", f"{operation!r} of a {name} of the solution, where plain data is expected")
+
     def taint(self, outcome: str, reason: str) -> NotPlainError:
         """Fail the current test."""
         self.fault = self.fault or (outcome, reason)
@@ -120,7 +135,7 @@ class Link:
                     status, replied, *content = reply
                     if replied != number:
                         raise MalformedError("a reply to another request")
-                    value = self._answer(status, content, rest)
+                    value = self._answer(status, content, kind, rest)
                     break
                 function, args, keywords = self._functions[reply[1]], [*reply[2]], {**reply[3]}
             except (MalformedError, ValueError, TypeError, LookupError) as e:
@@ -143,7 +158,7 @@ class Link:
         for index, new in changes:
             _replace(args[index], new)
 
-    def _answer(self, status: str, content: list[Any], rest: Any) -> Any:
+    def _answer(self, status: str, content: list[Any], kind: str, rest: Any) -> Any:
         """The value of a reply, or the exception that it stands for."""
         if status == "value":
             value, *changed = content
@@ -152,7 +167,7 @@ class Link:
             return value
         if status == "refuse":
             return self.taint("unsupported", str(content[0]))
-        if status == "stop" and rest[0] == "next":
+        if status == "stop" and kind == "op" and rest[0] == "next":
             return StopIteration()
         if status != "raise":
             raise MalformedError(f"the status {status!r}")
@@ -204,11 +219,8 @@ class Proxy:
         return True if other is None else self._compared("ne", other)
 
     def _compared(self, name: str, other: object) -> Any:
-        """Two objects of the solution are compared by it; no object of it ever equals plain data."""
-        link = self._q_link
-        if link.strict or not isinstance(other, Proxy):
-            raise link.taint("unsupported", f"a {self._q_name} of the solution is compared with a value")
-        return link.ask("op", name, self, other)
+        self._q_link.permit(name, self._q_name)
+        return self._q_link.ask("op", name, self, other)
 
     def __instancecheck__(self, value: Any) -> bool:
         return isinstance(value, Proxy) and self._q_link.ask("op", "isinstance", value, self) is True
@@ -217,18 +229,18 @@ class Proxy:
         return self._q_link.ask("op", "repr", self) if not self._q_link.lost else f"<{self._q_name} of the solution>"
 
 
-def _operation(name: str, *, lenient: bool = False, reflected: bool = False) -> Any:
+def _operation(name: str, *, guarded: bool = True, reflected: bool = False) -> Any:
     def method(self: Any, *operands: Any) -> Any:
         link = object.__getattribute__(self, "_q_link")
-        if link.strict and not lenient:
-            raise link.taint("unsupported", f"a {self._q_name} of the solution takes part in {name!r} as a value")
+        if guarded:
+            link.permit(name, self._q_name)
         return link.ask("op", name, *operands, self) if reflected else link.ask("op", name, self, *operands)
 
     return method
 
 
 for _name in "str format len iter next getitem setitem delitem enter".split():
-    setattr(Proxy, f"__{_name}__", _operation(_name, lenient=True))
+    setattr(Proxy, f"__{_name}__", _operation(_name, guarded=False))
 for _name in "int float index lt le gt ge neg pos invert abs contains bool hash iadd isub imul".split():
     setattr(Proxy, f"__{_name}__", _operation(_name))
 for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split():
@@ -311,6 +323,7 @@ class Counter:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._link.fault = None
+        self._link.test = nodeid
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         known = self.outcomes.setdefault(report.nodeid, ["error", "the test did not run to its end"])
@@ -358,12 +371,13 @@ def main() -> None:
     for descriptor in (0, 1, 2):
         os.dup2(null, descriptor)
     job = json.loads(source.readline())
-    link = Link(source, sink, strict=job["kind"] == "function", in_place=job["in_place"])
+    link = Link(source, sink, job)
     verdict: dict[str, Any] = {"nonce": job["nonce"]}
     try:
         verdict["results"] = run_tests(link, job) if job["kind"] == "function" else run_suite(link, job)
     except BaseException as e:  # noqa: BLE001 - nobody reads standard error
         verdict["fault"] = f"{type(e).__name__}: {e}"[:500]
+    verdict["used"] = link.used
     write(sink, b"D" + json.dumps(verdict).encode("ascii") + b"\n")
     os._exit(0)
 
