@@ -15,7 +15,7 @@ from quintain.engines.embedded.cache import KVStore
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.learning import ALGORITHMS, Batch, Learner, Sample, SamplerMismatch
 from quintain.models.forward import Forward
-from quintain.models.sampler_check import typical_difference
+from quintain.models.sampler_check import differences, typical_difference
 from quintain.models.snapshot import Snapshot
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import Record
@@ -123,14 +123,15 @@ def displaced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PATH = "LayerForward over Qwen3ForCausalLM"
 CACHE = f"At fault: the cache of {PATH} was wrong"
+FROM_START = rf"{CACHE}.*, from its token \d+ of \d+ on"
 WEIGHT = r"another model\.layers\.1\.mlp\.down_proj\.weight of Linear than the learner"
 
 
 @pytest.mark.parametrize(
     ("plant", "changes", "fault"),
     [
-        (shifted, {}, CACHE),
-        (mixed_up, {}, CACHE),
+        (shifted, {}, FROM_START.replace(r"token \d+", "token 1")),
+        (mixed_up, {}, FROM_START),
         (mixed_up, {"model__dtype": "bfloat16"}, CACHE),
         (shifted, {"algorithm__args": STALE}, CACHE),
         (forgotten, {"model__dtype": "bfloat16"}, f"At fault: {PATH} has {WEIGHT}"),
@@ -195,3 +196,21 @@ def test_single_tokens_of_half_precision_do_not_count() -> None:
     gaps = [0.01, 0.9, 0.02, 0.01, 0.0] * 4
     assert typical_difference(gaps, [0.0] * 20) == pytest.approx(0.01 / 1.4)
     assert typical_difference([0.5], [0.0]) == pytest.approx(0.5 / 9)
+
+
+def peaked(wrong: float, *, routed: bool = False) -> dict[int, float]:
+    """`differences` of 20 samples of 48 near-certain tokens and 4 choices, whose log-probs are off by *wrong* nats."""
+    mu, prox = torch.full((20, 52), -1e-4), torch.full((20, 52), -2e-4)
+    mu[:, ::13], prox[:, ::13] = -1.0, -1.0 - wrong
+    if routed:  # the learner sends one near-certain token in four to another expert
+        prox[:, 1::4] = -1.5
+    sample = torch.arange(20).repeat_interleave(52)
+    return differences(prox.flatten(), mu.flatten(), sample, torch.ones(20 * 52, dtype=torch.bool))
+
+
+def test_the_choices_of_a_peaked_policy_are_compared() -> None:
+    """The median over all tokens is 1e-4 nats, whatever happens to the few that are choices."""
+    assert max(peaked(0.4).values()) == pytest.approx(0.4 / (1 + 32 / 80), rel=1e-5)
+    assert sorted(peaked(0.4).values())[-2] < 1e-3  # one sample speaks for all
+    assert max(peaked(0.01).values()) < HALF / 10
+    assert max(peaked(0.01, routed=True).values()) < HALF / 10

@@ -47,7 +47,8 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     """
     returned = algorithm.objective(t)
     terms, diagnostics = returned if isinstance(returned, tuple) else (returned, {})
-    weight = _of_level(t, weight_N, algorithm.objective.level)
+    weight = weight_N if algorithm.objective.level == "token" else t.sample_sum(weight_N)
+    weight = t.group_sum(weight) if algorithm.objective.level == "group" else weight
     _check(algorithm.objective, terms, weight)
     correction = algorithm.correction(t).detach()
     _check(
@@ -62,13 +63,6 @@ def weighted_loss(algorithm: Algorithm, t: LossInputs, weight_N: Tensor) -> Weig
     if algorithm.kl.in_loss:
         loss = loss + algorithm.kl.coefficient * (weight_N * kl_terms(t, algorithm.kl)).sum()
     return WeightedLoss(loss=loss, diagnostics=diagnostics, correction=correction)
-
-
-def _of_level(t: LossInputs, weight_N: Tensor, level: str) -> Tensor:
-    if level == "token":
-        return weight_N
-    weight_S = t.sample_sum(weight_N)
-    return weight_S if level == "sequence" else t.group_sum(weight_S)
 
 
 def _check(piece: object, returned: Tensor, like: Tensor) -> None:

@@ -37,17 +37,20 @@ class SamplerMismatch(RunError):
         self.difference, self.limit, self.sequences, self.prox_logp = difference, limit, sequences, prox_logp
 
 
-def typical_difference(a_logp: Tensor | Sequence[float], b_logp: Tensor | Sequence[float]) -> float:
-    """The median of \\|a - b\\| over n tokens, n from 1, divided by 1 + 8 / n to discount medians of few tokens.
+def typical_difference(a_logp: Tensor | Sequence[float], b_logp: Tensor | Sequence[float], few: int = 8) -> float:
+    """The median of \\|a - b\\| over n tokens, n from 1, divided by 1 + *few* / n to discount medians of few tokens.
 
     A median, since half precision may route single tokens to other experts, and is far off there.
     """
     gaps = (torch.as_tensor(a_logp, dtype=torch.float64) - torch.as_tensor(b_logp, dtype=torch.float64)).abs()
-    return float(gaps.median()) / (1 + 8 / gaps.numel())
+    return float(gaps.median()) / (1 + few / gaps.numel())
 
 
 def differences(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor, fresh: Tensor) -> dict[int, float]:
     """`typical_difference` of each sample, by its index, over the tokens scored under prox (not NaN) that are *fresh*.
+
+    The largest is at least that of the tokens of all samples to which both give a probability below 0.9: most
+    log-probs of a peaked policy are near 0 whatever is wrong, and a sample has few others.
 
     Args:
         prox_logp, mu_logp: [N].
@@ -56,8 +59,14 @@ def differences(prox_logp: Tensor, mu_logp: Tensor, sample: Tensor, fresh: Tenso
     """
     compared = fresh & ~prox_logp.isnan().cpu()
     names, counts = sample[compared].unique_consecutive(return_counts=True)
-    prox_by_sample, mu_by_sample = (logp.cpu()[compared].split(counts.tolist()) for logp in (prox_logp, mu_logp))
-    return dict(zip(names.tolist(), map(typical_difference, prox_by_sample, mu_by_sample), strict=True))
+    prox, mu = prox_logp.cpu()[compared], mu_logp.cpu()[compared]
+    gaps = map(typical_difference, prox.split(counts.tolist()), mu.split(counts.tolist()))
+    by_sample = dict(zip(names.tolist(), gaps, strict=True))
+    unsure = torch.maximum(prox, mu).exp() < 0.9
+    if bool(unsure.any()):
+        worst = max(by_sample, key=by_sample.__getitem__)
+        by_sample[worst] = max(by_sample[worst], typical_difference(prox[unsure], mu[unsure], few=32))
+    return by_sample
 
 
 @torch.no_grad()

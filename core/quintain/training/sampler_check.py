@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from ..interfaces.engine import TokenEngine
 from ..interfaces.learner import PolicyLearner
@@ -13,8 +14,8 @@ from .recipe.tables import Recipe
 from .resolve import engine_kind, shares
 
 EXACT, HALF = 0.01, 0.1
-"""Limits in nats, see `typical_difference`, where engine and learner compute in float32, and elsewhere. Healthy runs
-have 1e-6 and 0.005 to 0.02; mixed-up rows, wrong positions or a tensor that was not copied give 0.07 to 5."""
+"""Limits in nats, see `differences`, where engine and learner compute in float32, and elsewhere. Healthy runs have 1e-6
+and 0.005 to 0.02, wide random models to 0.08; docs/health.md has a table of what planted errors give."""
 
 
 def max_mismatch(recipe: Recipe) -> float | None:
@@ -37,10 +38,10 @@ async def rescored(
     fresh = [s for _, _, branches in trained(groups) for s in branches if set(s.versions) == {-1, engine.version}]
     largest = 0.0
     for sequence in fresh[:: max(1, len(fresh) - 1)]:
-        recorded = [logp for logp, trains in zip(sequence.logps, sequence.mask, strict=True) if trains]
-        largest = max(largest, found := typical_difference(recorded, await _scores(engine, sequence, temperature)))
+        recorded, scores = await _log_probs(engine, [sequence], temperature)
+        largest = max(largest, found := typical_difference(recorded, scores))
         if found > limit:
-            raise SamplerMismatch(_cache_fault(engine), found, limit, [sequence])
+            raise SamplerMismatch(_cache_fault(engine, recorded, scores, limit), found, limit, [sequence])
     return {"mismatch.sample": largest} if fresh else {}
 
 
@@ -48,31 +49,45 @@ async def explained(
     error: SamplerMismatch, learner: PolicyLearner, engine: TokenEngine, temperature: float
 ) -> SamplerMismatch:
     """*error* with the part at fault: the first that differs from the module's own forward."""
-    module, half, copy = learner.module, error.difference / 2, getattr(engine, "snapshot", None)
+    module, copy = learner.module, getattr(engine, "snapshot", None)
     try:
         own = [logp for s in error.sequences for logp in own_logps(module, s, temperature)]
-        scores = [logp for s in error.sequences for logp in await _scores(engine, s, temperature)]
-        if typical_difference(error.prox_logp, own) > half:
+        recorded, scores = await _log_probs(engine, error.sequences, temperature)
+        half = _gap(recorded, error.prox_logp) / 2
+        if _gap(error.prox_logp, own) > half:
             fault = f"the learner's forward differs from that of {type(module).__name__} itself"
         elif copy is not None and (tensor := copy.outdated(learner.weights())):
             fault = f"{_path(engine)} has another {tensor} than the learner"
-        elif typical_difference(scores, own) > half:
+        elif _gap(scores, own) > half:
             fault = f"{_path(engine)} differs from the forward of {type(module).__name__} itself"
         else:
-            fault = _cache_fault(engine)
+            fault = _cache_fault(engine, recorded, scores, error.limit)
     except Exception as failure:  # noqa: BLE001 -- the mismatch is the error to show, whatever its explanation meets
         fault = f"{_path(engine)} or the learner ({type(failure).__name__} while comparing them: {failure})"
     return SamplerMismatch(fault, error.difference, error.limit, error.sequences, error.prox_logp)
 
 
-async def _scores(engine: TokenEngine, sequence: TrainingSequence, temperature: float) -> list[float]:
-    at = [i for i, trains in enumerate(sequence.mask) if trains]
-    logps = await engine.score(sequence.ids, at[0], temperature) if at else []
-    return [logps[i - at[0]] for i in at]
+async def _log_probs(
+    engine: TokenEngine, sequences: Sequence[TrainingSequence], temperature: float
+) -> tuple[list[float], list[float]]:
+    """Of the tokens that train: what the engine recorded, and its scores now."""
+    recorded, scores = list[float](), list[float]()
+    for s in sequences:
+        if at := [i for i, trains in enumerate(s.mask) if trains]:
+            logps = await engine.score(s.ids, at[0], temperature)
+            recorded += [s.logps[i] for i in at]
+            scores += [logps[i - at[0]] for i in at]
+    return recorded, scores
 
 
-def _cache_fault(engine: TokenEngine) -> str:
-    return f"the cache of {_path(engine)} was wrong during sampling: its scores of the finished text differ"
+def _gap(a_logp: Sequence[float], b_logp: Sequence[float]) -> float:
+    return fmean(abs(a - b) for a, b in zip(a_logp, b_logp, strict=True))
+
+
+def _cache_fault(engine: TokenEngine, recorded: Sequence[float], scores: Sequence[float], limit: float) -> str:
+    pairs = enumerate(zip(recorded, scores, strict=True), start=1)
+    at = next((f", from its token {i} of {len(scores)} on" for i, (a, b) in pairs if abs(a - b) > 9 * limit), "")
+    return f"the cache of {_path(engine)} was wrong during sampling: its scores of the finished text differ{at}"
 
 
 def _path(engine: TokenEngine) -> str:

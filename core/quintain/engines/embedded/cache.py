@@ -22,8 +22,7 @@ class KVStore:
     def __init__(
         self, layers: int, key_heads: int, head_dim: int, *, dtype: torch.dtype, device: torch.device, context: int
     ) -> None:
-        self.layers = layers
-        self.context = context
+        self.layers, self.context = layers, context
         self._shape = (key_heads, head_dim)
         self._options: Any = {"dtype": dtype, "device": device}
         self.data = self._empty(0, 0)

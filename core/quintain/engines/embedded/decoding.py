@@ -10,7 +10,7 @@ vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 import torch
@@ -148,23 +148,18 @@ class _LayerSteps:
         # `_slot_of_row` is the place in flat memory at which each of these rows begins.
         group = torch.arange(n * heads, device=device)
         self._slot_of_row = group.view(n, heads) * capacity
-        self._group_row = group // heads
         # Rows have different lengths: the mask is minus infinity beyond the end of each. A step opens one more place
         # per row instead of building a mask.
-        ahead = torch.arange(capacity, device=device)[None] >= self._positions[self._group_row][:, None]
+        ahead = torch.arange(capacity, device=device)[None] >= self._positions[group // heads][:, None]
         self._mask = torch.zeros(n * heads, 1, capacity, dtype=decoder.dtype, device=device)
         self._mask.masked_fill_(ahead[:, None], float("-inf"))
         self._weights = [_StepWeights(decoder, layer) for layer in decoder.layers]
-        self._half = decoder.dtype in (torch.float16, torch.bfloat16)
 
     def step(self, ids: Tensor) -> Tensor:
         decoder, positions = self._decoder, self._positions
         self._longest += 1  # on the host: a maximum over `positions` would wait for the device
         slots = (self._slot_of_row + positions[:, None]).flatten()
-        self._mask.index_put_(
-            (torch.arange(len(slots), device=slots.device), torch.zeros_like(slots), positions[self._group_row]),
-            torch.zeros((), dtype=self._mask.dtype, device=slots.device),
-        )
+        self._mask.view(-1).index_fill_(0, slots, 0)  # its rows lie as those of the cache
         mask = self._mask[:, :, : self._longest]
         cos, sin = self._cos[positions][:, None], self._sin[positions][:, None]
         hidden = decoder.embed(ids)
@@ -203,7 +198,7 @@ class _LayerSteps:
 
     def _mix(self, query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         """Attention of one token per row: [n * K, H / K, E] over [n * K, S, E]."""
-        if self._half:
+        if keys.dtype.itemsize == 2:
             # The fused kernel keeps scores and weights in float32 inside. It needs four dimensions.
             query, keys, values = query[:, None], keys[:, None], values[:, None]
             seen = mask[:, None].expand(-1, 1, query.shape[2], -1)
@@ -220,24 +215,16 @@ class _StepWeights:
     def __init__(self, decoder: Decoder, layer: Layer) -> None:
         self.layer = layer
         self.qkv, self.gate_up = layer.qkv.without_gradient(), layer.gate_up.without_gradient()
-        self._output = _plain(layer.attention.o_proj)
-        self._down = _plain(layer.feedforward.down_proj)
+        self.output, self.down = _residual(layer.attention.o_proj), _residual(layer.feedforward.down_proj)
         self.head_weight, self.epsilon = decoder.head_norm(layer)
 
-    def output(self, hidden: Tensor, mixed: Tensor) -> Tensor:
-        if self._output is not None:
-            return torch.addmm(hidden, mixed, self._output)
-        return hidden + cast(Tensor, self.layer.attention.o_proj(mixed))
 
-    def down(self, hidden: Tensor, inner: Tensor) -> Tensor:
-        if self._down is not None:
-            return torch.addmm(hidden, inner, self._down)
-        return hidden + cast(Tensor, self.layer.feedforward.down_proj(inner))
-
-
-def _plain(part: nn.Module) -> Tensor | None:
-    """Return the transposed weight, for `addmm`, of a linear map without bias or adapter; else ``None``."""
-    return part.weight.detach().t() if type(part) is nn.Linear and part.bias is None else None
+def _residual(part: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return hidden + part(inner), in one operation where *part* is a linear map without bias or adapter."""
+    if type(part) is not nn.Linear or part.bias is not None:
+        return lambda hidden, inner: hidden + cast(Tensor, part(inner))
+    weight = part.weight.detach().t()
+    return lambda hidden, inner: torch.addmm(hidden, inner, weight)
 
 
 def visible(positions_NT: Tensor, reach: int) -> Tensor:
@@ -258,9 +245,8 @@ class ModuleForward:
 
     def extend(self, rows: Sequence[int], ids: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         ids_NT = padded(ids, self.device)
-        positions_NT = torch.tensor(starts, device=self.device)[:, None] + torch.arange(
-            ids_NT.shape[1], device=self.device
-        )
+        starts_N1 = torch.tensor(starts, device=self.device)[:, None]
+        positions_NT = starts_N1 + torch.arange(ids_NT.shape[1], device=self.device)
         last_N = torch.tensor([len(row) - 1 for row in ids], device=self.device)
         reach = max(starts) + ids_NT.shape[1]
         self.store.reserve(max(rows) + 1, reach)

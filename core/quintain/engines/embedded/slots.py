@@ -127,7 +127,7 @@ class Slots:
         extensions: list[tuple[int, int]] = []
         followers: list[tuple[int, int]] = []
         # Prompts whose earlier turn is still in an idle row come first, before another prompt takes that row.
-        for ids in sorted(groups, key=lambda ids: not self._is_idle(sources.get(ids))):
+        for ids in sorted(groups, key=lambda g: (s := sources.get(g)) is None or self.rows[s[0]].request is not None):
             if not idle:
                 break
             source, shared = sources.get(ids) or (None, 0)
@@ -168,9 +168,6 @@ class Slots:
                 self.rows[target], self.rows[source] = CacheRow(request, request.ids), CacheRow()
                 moves.append((source, target, len(request.cached)))
         return moves
-
-    def _is_idle(self, source: tuple[int, int] | None) -> bool:
-        return source is not None and self.rows[source[0]].request is None
 
     def _coldest(self, idle: list[int]) -> int:
         """The idle row with the least content; the lowest among equals."""
