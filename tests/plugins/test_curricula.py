@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.errors import RunError, UsageError
+from quintain.cli import main
+from quintain.errors import NoTasksError, RunError, UsageError
 from quintain.interfaces.sampling_plan import SamplingPlan
 from quintain.training import tasks as core
 from quintain.training.tasks import Pick
 from quintain.types.task import Task
 from quintain_curricula import AdaptiveCurriculum as Curriculum
 from quintain_curricula import adaptive, pool
+from quintain_curricula.pass_rates import PassRate, count_rollouts, read_pass_rates, write_pass_rates
 
 from ..core.splits import Endless, Finite, Repeating
 
@@ -217,3 +222,121 @@ def test_kept_tasks_that_are_gone_are_noticed() -> None:
         Curriculum([Finite(size=6)], names=["mine"]).restore(
             {**c.state(), "kept": [[Task(prompt="f0", level=0).id, Task(prompt="gone").id]]}
         )
+
+
+def rate_file(folder: Path, tasks: Sequence[Task]) -> Path:
+    """A file of pass rates in which the nth task was solved n times of 8, in two lines each."""
+    rates = [
+        PassRate(task=task.id, right=min(n, 8) // 2 if half else min(n, 8) - min(n, 8) // 2, tried=4, level=task.level)
+        for n, task in enumerate(tasks)
+        for half in (True, False)
+    ]
+    path = folder / "rates.jsonl"
+    path.write_bytes(write_pass_rates(rates))
+    return path
+
+
+class FakeRun:
+    """What the filter asks of a run besides the curriculum."""
+
+    def __init__(self, *names: str) -> None:
+        self.notes: list[str] = []
+        self.screen = SimpleNamespace(note=self.notes.append)
+        self.recipe = SimpleNamespace(environments=[SimpleNamespace(label=name) for name in names])
+
+
+def test_a_file_of_pass_rates_filters_tasks_and_survives_a_checkpoint(tmp_path: Path) -> None:
+    """Tasks out of range, and those without a rate, are never drawn; a resumed run does not need the file."""
+    environment = Finite(size=12)
+    tasks = list(environment.tasks("train"))
+    plan = SamplingPlan(difficulty_file=str(rate_file(tmp_path, tasks[:10])), difficulty_range=(0.25, 0.75))
+    c, run = Curriculum([environment], seed=3, plan=plan), FakeRun("mine")
+    assert {} == asyncio.run(c.prepare(run))
+    assert "5 of 10 tasks of 'mine' have a success rate from 0.25 to 0.75" in run.notes[0]
+    expected = {task.id for task in tasks[2:7]}
+    assert expected == {p.task.id for p in c.pick(20)}
+    state = json.loads(json.dumps(c.state()))
+    following = [p.task.id for p in c.pick(20)]
+    Path(plan.difficulty_file).unlink()
+    resumed = Curriculum([environment], seed=3, plan=plan)
+    resumed.restore(state)
+    assert following == [p.task.id for p in resumed.pick(20)]
+    assert {} == asyncio.run(resumed.prepare(run))  # asked again, it keeps what it has
+
+
+def test_orders_begin_with_the_pass_rates(tmp_path: Path) -> None:
+    """From easy to hard is by rate, whatever the levels; by failures, the never solved are drawn most."""
+    environment = Finite(size=9)
+    tasks = list(environment.tasks("train"))
+    path = str(rate_file(tmp_path, tasks))
+    easy = Curriculum([environment], plan=SamplingPlan(difficulty_file=path, order="easy_to_hard"), horizon=9)
+    asyncio.run(easy.prepare(FakeRun("mine")))
+    assert [task.id for task in reversed(tasks)] == [p.task.id for p in easy.pick(9)]
+
+    counts: Counter[str] = Counter()
+    for seed in range(300):
+        hard = Curriculum([environment], plan=SamplingPlan(difficulty_file=path, order="hard_first"), seed=seed)
+        asyncio.run(hard.prepare(FakeRun("mine")))
+        counts[hard.pick(1)[0].task.id] += 1
+    assert 0 == counts[tasks[8].id]
+    assert counts[tasks[0].id] > 2 * counts[tasks[6].id] > 0
+
+
+def test_pass_rates_are_counted_from_rollouts(tmp_path: Path) -> None:
+    """From JSON lines and Parquet of an evaluation alike; failed rollouts do not count, lines of one task add up."""
+    for file in ("a.jsonl", "b.parquet"):
+        command = ["eval", "arithmetic", "--engine", "@oracle", "--split", "train", "--tasks", "5", "--samples", "4"]
+        assert 0 == main([*command, "--out", str(tmp_path / file)])
+    one, other = (count_rollouts([tmp_path / file]) for file in ("a.jsonl", "b.parquet"))
+    assert one == other
+    assert [(4, 4)] * 5 == [(rate.right, rate.tried) for rate in one.values()]
+    both = count_rollouts([tmp_path / "a.jsonl", tmp_path / "b.parquet"])
+    assert {8} == {rate.tried for rate in both.values()}
+    (tmp_path / "rates.jsonl").write_bytes(write_pass_rates(both.values()))
+    assert both == read_pass_rates(tmp_path / "rates.jsonl")
+
+
+def test_the_command_writes_what_the_plan_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`pass-rates` says how many tasks are never and always solved, and its file is a valid plan."""
+    for control in ("oracle", "nop"):
+        out = str(tmp_path / f"{control}.jsonl")
+        main(["eval", "arithmetic", "--engine", f"@{control}", "--split", "train", "--tasks", "4", "--out", out])
+    capsys.readouterr()
+    rollouts = [str(tmp_path / f"{control}.jsonl") for control in ("oracle", "nop")]
+    assert 0 == main(["pass-rates", *rollouts, "--out", str(tmp_path / "rates.jsonl"), "--json"])
+    summary = json.loads(capsys.readouterr().out)["all"]
+    assert (4, 8, 0.5, 1.0) == (summary["tasks"], summary["samples"], summary["pass@1"], summary["solved once"])
+    assert 4 == summary["by pass rate"]["33-66 %"]
+    assert 0 == main(["pass-rates", rollouts[1]])
+    assert "4 never" in capsys.readouterr().out
+    plan = f'algorithm.args.plan={{difficulty_file="{tmp_path}/rates.jsonl"}}'
+    assert 0 == main(["train", "--set", plan, "--dry-run"])
+    assert "difficulty_file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no pass rates"),
+        ("{}\n", "line 1 is no pass rate"),
+        ('{"task": "a", "right": 3, "tried": 2}\n', "right and tried do not fit"),
+        ("nonsense\n", "line 1 is no pass rate"),
+    ],
+)
+def test_a_file_that_has_no_pass_rates_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    """Before the run; the error has the line and the command that writes one."""
+    path = tmp_path / "rates.jsonl"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        Curriculum.check(Task(prompt="?"), "mine", SamplingPlan(difficulty_file=str(path)))
+    assert "quintain pass-rates ROLLOUTS" in str(caught.value)
+    with pytest.raises(UsageError, match="cannot read"):
+        read_pass_rates(tmp_path / "missing.jsonl")
+
+
+def test_rates_of_other_tasks_are_refused(tmp_path: Path) -> None:
+    """The error says which split to measure."""
+    plan = SamplingPlan(difficulty_file=str(rate_file(tmp_path, [Task(prompt="another")])))
+    c = Curriculum([Finite(size=3)], names=["mine"], plan=plan)
+    with pytest.raises(NoTasksError, match="quintain eval mine --split train"):
+        asyncio.run(c.prepare(FakeRun("mine")))

@@ -26,9 +26,9 @@ class SamplingPlan:
             ``hard_first`` (in proportion to 1 - success rate so far; Kimi k1.5, 2501.12599, section 2.3.4).
         drop_solved: a task whose success rate over the run reached this is not drawn again (no-positive-resampling;
             ScaleRL, 2510.13786, with 0.9). Once all tasks are solved, all are restored and their rates reset.
-        difficulty_samples: samples per task from the initial policy, before the first step; 0 skips the filter. Tasks
-            with a success rate outside *difficulty_range* are excluded (difficulty filter by best-of-n), and so are
-            tasks that were not measured: it measures as many as the run will sample, 4,096 at most.
+        difficulty_samples: samples per task from the initial policy before the first step; 0: none. Tasks whose success
+            rate is outside *difficulty_range* or unknown are left out; as many are measured as the run samples.
+        difficulty_file: success rates that `quintain pass-rates` wrote, instead of *difficulty_samples*.
         difficulty_range: lowest and highest success rate of the tasks to keep, both included.
         thinking_budget: of the policy's turns, or ``None``.
         staleness: number of weight versions by which the sampler lags (asynchrony, simulated in a synchronous run).
@@ -39,6 +39,7 @@ class SamplingPlan:
     order: Literal["shuffled", "easy_to_hard", "hard_first"] = "shuffled"
     drop_solved: float | None = None
     difficulty_samples: int = 0
+    difficulty_file: str = ""
     difficulty_range: tuple[float, float] = (0.0, 1.0)
     staleness: int = 0
     thinking_budget: ThinkingBudget | None = None

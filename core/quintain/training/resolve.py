@@ -158,16 +158,14 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
     Raises:
         UsageError: the curriculum is not installed.
     """
-    shuffled = plan.order == "shuffled" and plan.drop_solved is None and not plan.difficulty_samples
-    if shuffled:
+    measured = plan.difficulty_samples or plan.difficulty_file
+    if plan.order == "shuffled" and plan.drop_solved is None and not measured:
         return Curriculum
     try:
         kind: type[Curriculum] = current().load("curriculum", "quintain-curricula/adaptive")
     except UnknownNameError as e:
-        raise UsageError(
-            "the plan orders tasks, drops solved ones or filters them by difficulty, and no curriculum that does so is "
-            "installed: pip install quintain-curricula"
-        ) from e
+        what = "the plan orders tasks, drops solved ones or filters them by difficulty, and no such curriculum is"
+        raise UsageError(f"{what} installed: pip install quintain-curricula") from e
     return kind
 
 

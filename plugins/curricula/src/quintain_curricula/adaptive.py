@@ -12,7 +12,8 @@ from quintain import Environment, SamplingPlan, Task
 from quintain.errors import RunError
 from quintain.training import WINDOW, Curriculum, Pick, derived_seed
 
-from .difficulty import filter_tasks
+from .difficulty import filter_by_file, filter_tasks
+from .pass_rates import read_pass_rates, tasks_with
 from .pool import POOL, TaskPool, chosen_of, first_pass, level_of
 
 
@@ -27,6 +28,7 @@ class AdaptiveCurriculum(Curriculum):
 
     def __init__(self, environments: Sequence[Environment[Any, Any]], **settings: Any) -> None:
         self._kept: list[list[str]] | None = None
+        self._rates: dict[str, tuple[int, int]] = {}
         super().__init__(environments, **settings)
         self._measured_tasks = [min(WINDOW, self._share(i)) for i in range(len(self._environments))]
 
@@ -35,13 +37,17 @@ class AdaptiveCurriculum(Curriculum):
         """Refuse an environment without levels where the plan orders by them.
 
         Raises:
-            UsageError: *task* has no level.
+            UsageError: *task* has no level, or the plan's file of pass rates is none.
         """
-        if plan.order == "easy_to_hard":
+        if plan.difficulty_file:
+            read_pass_rates(plan.difficulty_file)
+        elif plan.order == "easy_to_hard":
             level_of(task, name)
 
     async def prepare(self, run: Any) -> dict[str, Any]:
-        """Filter the tasks by difficulty, where the plan asks for it; see `filter_tasks`."""
+        """Filter the tasks by difficulty, where the plan asks for it; see `filter_tasks` and `filter_by_file`."""
+        if self.plan.difficulty_file:
+            return filter_by_file(self, run)
         return await filter_tasks(self, run)
 
     def _begin(self) -> None:
@@ -60,6 +66,7 @@ class AdaptiveCurriculum(Curriculum):
             order=self.plan.order,
             size=size,
             drop_solved=self.plan.drop_solved,
+            rates=self._rates,
             name=self._names[at],
         )
 
@@ -86,12 +93,18 @@ class AdaptiveCurriculum(Curriculum):
         """The tasks whose difficulty is measured, by environment: the first in shuffled order, as many as
         the run expects to try.
 
-        At most `WINDOW` of each; of a smaller split all.
+        At most `WINDOW` of each; of a smaller split all. Where the plan names a file of pass rates, its tasks.
         """
         return [self._candidates(at) for at in range(len(self._environments))]
 
     def _candidates(self, at: int) -> list[Task]:
+        if self.plan.difficulty_file:
+            return tasks_with(self._kept[at] if self._kept else self._rates, self.reader(at), self._names[at])
         return first_pass(self.reader(at), derived_seed(self._seed, "curriculum", at), self._measured_tasks[at])
+
+    def measured(self, rates: Mapping[str, tuple[int, int]]) -> None:
+        """Take successes and attempts by task, which orders begin with; before the first pick."""
+        self._rates.update(rates)
 
     def keep(self, ids_of_environments: Sequence[Sequence[str]]) -> None:
         """Draw from now on only the `candidates` with these ids, by environment; before the first pick.
@@ -125,6 +138,8 @@ class AdaptiveCurriculum(Curriculum):
             state["sizes"] = [pool.size for pool in self._streams]
         if self._kept is not None:
             state |= {"probed": list(self._measured_tasks), "kept": [list(ids) for ids in self._kept]}
+        if self._rates:
+            state["rates"] = {task: list(counts) for task, counts in self._rates.items()}
         if self._adaptive:
             state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._streams]}
         return state
@@ -141,6 +156,7 @@ class AdaptiveCurriculum(Curriculum):
         """
         for pool, size in zip(self._streams, state.get("sizes", ()), strict=False):
             pool.size = size
+        self.measured({task: (right, tried) for task, (right, tried) in state.get("rates", {}).items()})
         if "kept" in state:
             self._measured_tasks = list(state["probed"])
             self.keep(state["kept"])

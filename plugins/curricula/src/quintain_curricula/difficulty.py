@@ -23,6 +23,8 @@ from quintain.training import (
     write_atomically,
 )
 
+from .pass_rates import read_pass_rates
+
 if TYPE_CHECKING:
     from quintain.training import Run
 
@@ -76,21 +78,45 @@ async def filter_tasks(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, An
     await _ask(run, candidates, result)
     run.state.samples += result.rollouts
     run.state.tokens += result.tokens
-    low, high = plan.difficulty_range
+    _keep(curriculum, run, result.rates, f"in {plan.difficulty_samples} samples of the starting policy")
+    return times(result.tokens, result.rollouts, {"difficulty": result.seconds})
+
+
+def filter_by_file(curriculum: AdaptiveCurriculum, run: Run) -> dict[str, Any]:
+    """Leave out the tasks whose success rate in `SamplingPlan.difficulty_file` is out of range, and those without one.
+
+    Orders begin with these rates. They and the tasks kept go into every checkpoint; a resumed run reads no file.
+
+    Returns:
+        No metrics: nothing is sampled.
+
+    Raises:
+        UsageError: the file is none of pass rates.
+        NoTasksError: an environment has no task left.
+    """
+    if curriculum.filtered:
+        return {}
+    counts = read_pass_rates(curriculum.plan.difficulty_file)
+    curriculum.measured({task: (rate.right, rate.tried) for task, rate in counts.items()})
+    rates: list[Rates] = [{task.id: counts[task.id].rate for task in tasks} for tasks in curriculum.candidates()]
+    _keep(curriculum, run, rates, f"in {curriculum.plan.difficulty_file}")
+    return {}
+
+
+def _keep(curriculum: AdaptiveCurriculum, run: Run, rates_of_environments: Sequence[Rates], where: str) -> None:
+    low, high = curriculum.plan.difficulty_range
     ids = []
-    for rates, table in zip(result.rates, run.recipe.environments, strict=True):
+    for rates, table in zip(rates_of_environments, run.recipe.environments, strict=True):
         ids.append([t for t, r in rates.items() if r is None or (reaches(r, low) and r <= high + SCORE_TOLERANCE)])
         message = (
             f"{len(ids[-1])} of {len(rates)} tasks of {table.label!r} have a success rate from {low:g} to {high:g}"
         )
         if not ids[-1]:
             raise NoTasksError(
-                f"{message} in {plan.difficulty_samples} samples of the starting policy ({_spread(rates)}); widen "
-                "plan.difficulty_range, or take easier or harder tasks"
+                f"{message} {where} ({_spread(rates)}); widen plan.difficulty_range, or take easier or harder tasks"
             )
         run.screen.note(f"{message} ({_spread(rates)}); the others are left out")
     curriculum.keep(ids)
-    return times(result.tokens, result.rollouts, {"difficulty": result.seconds})
 
 
 def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | None:

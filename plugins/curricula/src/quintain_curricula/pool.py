@@ -21,8 +21,8 @@ class TaskPool(TaskStream):
 
     A window is the next *size* tasks of a pass (at its end fewer). ``easy_to_hard`` goes through each window once, from
     easy to hard, tasks of equal level as shuffled. ``hard_first`` draws as often as the window has tasks, each time in
-    proportion to 1 - success rate so far (1 for tasks without one); what was drawn and is not yet recorded is left out
-    as long as there is another. ``shuffled`` takes tasks as they come.
+    proportion to 1 - success rate so far (before the first attempt that of *rates*, else 0); what was drawn and is not
+    yet recorded is left out as long as there is another. ``shuffled`` takes tasks as they come.
 
     Args:
         read: starts a pass over the split.
@@ -30,10 +30,11 @@ class TaskPool(TaskStream):
         size: of a window; 1 for ``shuffled``.
         drop_solved: success rate over the run from which on a task is not drawn again. Where all tasks in reach got
             there they come back, and their rates are counted anew.
+        rates: successes and attempts by task before the run; orders start with them instead of levels and of no record.
         name: what errors call the environment.
 
     Attributes:
-        read: as given; another one counts from the next `restart`.
+        read, rates: as given; others count from the next `restart`.
         dropped: ids that are not drawn.
         notices: messages for the user; whoever shows them empties the list.
     """
@@ -46,9 +47,11 @@ class TaskPool(TaskStream):
         order: Order = "shuffled",
         size: int = 1,
         drop_solved: float | None = None,
+        rates: Mapping[str, tuple[int, int]] | None = None,
         name: str = "",
     ) -> None:
         self._order, self._name = order, name
+        self.rates = {} if rates is None else rates
         self.size, self._drop_solved = size, drop_solved
         self.notices: list[str] = []
         super().__init__(read, seed)
@@ -148,7 +151,10 @@ class TaskPool(TaskStream):
                 break
             self._window.append(task)
         if self._order == "easy_to_hard":
-            self._window.sort(key=lambda task: level_of(task, self._name))
+            self._window.sort(key=self._difficulty)
+
+    def _difficulty(self, task: Task) -> float:
+        return -_rate(self.rates[task.id]) if task.id in self.rates else level_of(task, self._name)
 
     def _next(self) -> tuple[int, Task]:
         if self._ahead is not None:
@@ -162,7 +168,7 @@ class TaskPool(TaskStream):
         left = [t for t in left if t.id not in self._flying] or left
         if not left:
             return None
-        weights = [1.0 - _rate(self._history.get(t.id, (0, 1))) for t in left]
+        weights = [1.0 - _rate(self._history.get(t.id) or self.rates.get(t.id, (0, 1))) for t in left]
         if not any(weights):
             weights = [1.0] * len(left)
         rng = Random(derived_seed(self.seed, "draw", self._start + self._taken))
