@@ -6,6 +6,7 @@ missing brackets, a bound that is off by one or has the wrong side, an empty lis
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -111,33 +112,36 @@ class Specification:
 Tree: TypeAlias = "int | str | tuple[str, Tree, Tree]"
 """A number, a parameter, or an operation on two trees; ``abs``, ``max`` and ``min`` are written as calls."""
 
-PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2, "**": 3}
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "//": 2, "/": 2, "%": 2, "**": 3}
 OPERATORS: dict[str, str] = {
     "add": "+", "subtract": "-", "multiply": "*", "divide": "//", "remainder": "%", "square": "**",
 }  # fmt: skip
-COMPUTE: dict[str, Callable[[int, int], int]] = {
-    "+": int.__add__,
-    "-": int.__sub__,
-    "*": int.__mul__,
-    "//": int.__floordiv__,
-    "%": int.__mod__,
-    "**": int.__pow__,
+COMPUTE: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "/": operator.truediv,
+    "%": operator.mod,
+    "**": operator.pow,
     "max": max,
     "min": min,
 }
+CONFUSED = {"max": "min", "min": "max", "//": "/"}
+"""An operation, and the one that a slip writes instead."""
 
 
 def render(tree: Tree) -> str:
     """The expression with the brackets that it needs, and no others."""
     if not isinstance(tree, tuple):
         return str(tree)
-    operator, left, right = tree
-    if operator not in PRECEDENCE:
-        return f"{operator}({render(left)}, {render(right)})"
-    weak_left = _precedence(left) < PRECEDENCE[operator] + (operator == "**")
-    weak_right = _precedence(right) <= PRECEDENCE[operator] - (operator == "**")
+    name, left, right = tree
+    if name not in PRECEDENCE:
+        return f"{name}({render(left)}, {render(right)})"
+    weak_left = _precedence(left) < PRECEDENCE[name] + (name == "**")
+    weak_right = _precedence(right) <= PRECEDENCE[name] - (name == "**")
     texts = (f"({render(t)})" if weak else render(t) for t, weak in ((left, weak_left), (right, weak_right)))
-    return f" {operator} ".join(texts)
+    return f" {name} ".join(texts)
 
 
 def _precedence(tree: Tree) -> int:
@@ -151,13 +155,13 @@ def compute(tree: Tree, values: dict[str, int]) -> int:
     return values[tree] if isinstance(tree, str) else tree
 
 
-def append(tree: Tree, operator: str, operand: Tree) -> Tree:
-    """What Python reads where *operator* and *operand* are written behind *tree* without brackets."""
-    if isinstance(tree, tuple) and _precedence(tree) < PRECEDENCE[operator]:
+def append(tree: Tree, name: str, operand: Tree) -> Tree:
+    """What Python reads where the operator *name* and *operand* are written behind *tree* without brackets."""
+    if isinstance(tree, tuple) and _precedence(tree) < PRECEDENCE[name]:
         bracketed = _precedence(tree[2]) <= _precedence(tree)
-        right: Tree = (operator, tree[2], operand) if bracketed else append(tree[2], operator, operand)
+        right: Tree = (name, tree[2], operand) if bracketed else append(tree[2], name, operand)
         return tree[0], tree[1], right
-    return operator, tree, operand
+    return name, tree, operand
 
 
 def prepend_minus(operand: Tree, tree: Tree) -> Tree:
@@ -169,15 +173,17 @@ def prepend_minus(operand: Tree, tree: Tree) -> Tree:
 
 def _build_numbers(specification: Specification, slips: Slips) -> Function:
     tree: Tree = specification.parameters[0]
-    for name, operand in specification.steps:
-        if name in ("max", "min"):
+    for step, operand in specification.steps:
+        name = OPERATORS.get(step, step)
+        if name in CONFUSED and slips():
+            name = CONFUSED[name]
+        if step in ("max", "min"):
             tree = (name, tree, operand)
             continue
-        if name == "from":
+        if step == "from":
             right, flat = ("-", operand, tree), prepend_minus(operand, tree)
         else:
-            right = (OPERATORS[name], tree, operand or 2)
-            flat = append(tree, OPERATORS[name], operand or 2)
+            right, flat = (name, tree, operand or 2), append(tree, name, operand or 2)
         tree = flat if flat != right and slips() else right
     names = specification.parameters
     return Function(
@@ -186,25 +192,37 @@ def _build_numbers(specification: Specification, slips: Slips) -> Function:
 
 
 SUMS = ("add", "subtract", "from")
-TAKES_PARAMETER = (*SUMS, "multiply", "max", "min")
+PARAMETERS = ("x", "y", "z", "w")
 
 
-def _draw_numbers(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+def _draw_formulas(rng: Random, level: int, constants: float = 0.0) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+    """A share *constants* of the operands are numbers, the others parameters, each of which comes once."""
     parameters: tuple[str, ...] = ("x",)
     steps: list[Step] = []
     for _ in range(level):
         # Sums come first more often, so that brackets matter; no step comes twice, so that values stay small.
-        names = [n for n in KINDS["numbers"].phrases if n not in {step.name for step in steps}]
+        names = [n for n in _EXPRESSIONS if n not in {step.name for step in steps}]
         name = rng.choice(SUMS if not steps and rng.random() < 0.5 else names)
         operand: int | str = "" if name == "square" else rng.randint(2, 9)
-        if name in TAKES_PARAMETER and "y" not in parameters and rng.random() < 0.5:
-            parameters, operand = ("x", "y"), "y"
+        if name != "square" and rng.random() >= constants:
+            operand = PARAMETERS[len(parameters)]
+            parameters += (operand,)
         steps.append(Step(name, operand))
     return parameters, tuple(steps)
 
 
+def _draw_numbers(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+    return _draw_formulas(rng, level, 0.7)
+
+
 def _number_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
-    return tuple(rng.randint(-30, 30) for _ in specification.parameters)
+    first, *others = (_near_or_far(rng, -12, 12) for _ in specification.parameters)
+    return first, *(n or 1 for n in others)  # which may divide
+
+
+def _near_or_far(rng: Random, low: int, high: int) -> int:
+    """A number of the range, where bounds lie, or of one that is too wide for a table of all of it."""
+    return rng.randint(low, high) if rng.random() < 0.5 else rng.randint(50 * low, 50 * high)
 
 
 # ---------------------------------------------------------------- lists and loops: keep, change, collect
@@ -313,7 +331,7 @@ def _list_arguments(specification: Specification, rng: Random) -> tuple[Any, ...
 
 
 def _loop_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
-    return (rng.randint(0, 40),)
+    return (_near_or_far(rng, 0, 12),)
 
 
 # ---------------------------------------------------------------- text: slices and methods
@@ -372,6 +390,30 @@ def _text_arguments(specification: Specification, rng: Random) -> tuple[Any, ...
     return ("".join(rng.choice("abcabcdefABC ") for _ in range(rng.randint(0, 12))),)
 
 
+# ---------------------------------------------------------------- tables: a dictionary
+def _pairs(steps: Sequence[Step]) -> dict[int, int]:
+    """Keys and values of steps with operands such as ``8 give 3``."""
+    return {int(key): int(value) for key, _, value in (str(step.operand).split() for step in steps)}
+
+
+def _build_tables(specification: Specification, slips: Slips) -> Function:
+    (x,) = specification.parameters
+    table = _pairs(specification.steps)
+    if slips():
+        return Function(lines=(f"return {table}.get({x})",), value=table.get)
+    return Function(lines=(f"return {table}.get({x}, {x})",), value=lambda x: table.get(x, x))
+
+
+def _draw_tables(rng: Random, level: int) -> tuple[tuple[str, ...], tuple[Step, ...]]:
+    keys = rng.sample(range(10), level)
+    pairs = [(key, rng.choice([n for n in range(10) if n != key])) for key in keys]
+    return ("x",), tuple(Step("give", f"{key} give {value}") for key, value in pairs)
+
+
+def _table_arguments(specification: Specification, rng: Random) -> tuple[Any, ...]:
+    return (rng.choice([*_pairs(specification.steps), *(_near_or_far(rng, -9, 19) for _ in specification.steps)]),)
+
+
 # ---------------------------------------------------------------- the kinds
 @dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -390,6 +432,17 @@ class Kind:
     arguments: Callable[[Specification, Random], tuple[Any, ...]]
 
 
+_EXPRESSIONS = {
+    "add": "add {}",
+    "subtract": "minus {}",
+    "multiply": "times {}",
+    "divide": "div {}",
+    "remainder": "mod {}",
+    "from": "take from {}",
+    "square": "square",
+    "max": "at least {}",
+    "min": "at most {}",
+}
 _COLLECTING = {
     "above": "keep above {}",
     "below": "keep below {}",
@@ -405,19 +458,12 @@ _COLLECTING = {
     "sort": "sort",
 }
 KINDS = {
+    "formulas": Kind(
+        opening="{}", phrases=_EXPRESSIONS, draw=_draw_formulas, build=_build_numbers, arguments=_number_arguments
+    ),
     "numbers": Kind(
-        opening="start with {}",
-        phrases={
-            "add": "add {}",
-            "subtract": "subtract {}",
-            "multiply": "multiply by {}",
-            "divide": "floor-divide by {}",
-            "remainder": "remainder by {}",
-            "from": "subtract it from {}",
-            "square": "square",
-            "max": "raise to at least {}",
-            "min": "cap at {}",
-        },
+        opening="{}",
+        phrases=_EXPRESSIONS,
         draw=_draw_numbers,
         build=_build_numbers,
         arguments=_number_arguments,
@@ -435,6 +481,13 @@ KINDS = {
         draw=_draw_loops,
         build=_build_loops,
         arguments=_loop_arguments,
+    ),
+    "tables": Kind(
+        opening="{} as it is",
+        phrases={"give": "for {}"},
+        draw=_draw_tables,
+        build=_build_tables,
+        arguments=_table_arguments,
     ),
     "text": Kind(
         opening="text {}",

@@ -8,15 +8,19 @@ similar function fails at least one. So neither a table of known answers nor an 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
 from typing import Any
+from weakref import WeakKeyDictionary
 
-from quintain import Demonstration, Task
+from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, Task, control, need, reward
 from quintain.errors import UsageError, did_you_mean
+from quintain_sandbox import ProbedSandbox
 
+from .calls import CallGrader
+from .extract import extract
 from .functions import KINDS, Call, Function, Slips, Specification
 
 CASES = 10
@@ -25,12 +29,12 @@ POOL = 64
 """Arguments that the hidden calls are chosen from."""
 SHARE = 10
 """One problem in this many is ``dev``, one is ``test``, the others are ``train``."""
-PATIENCE = 200
-"""Draws for each task of a finite split before it counts as exhausted."""
+PATIENCE = 5000
+"""Draws without a new task after which a finite split counts as exhausted."""
 TRIED = 20
 """Arguments that show whether a function says anything: at most half of them may have one result."""
 NAMES = ("f", "g", "h")
-RENAMED = {"x": ("x", "a", "p"), "y": ("y", "b", "q"), "n": ("n", "m", "k"), "s": ("s", "w", "z")}
+RENAMED = {"x": "xap", "y": "ybq", "z": "zcr", "w": "wds", "n": "nmk", "s": "stw"}
 
 
 def calls_of(specification: Specification, seed: str, known: tuple[Call, ...] = ()) -> tuple[Call, ...]:
@@ -52,7 +56,7 @@ def calls_of(specification: Specification, seed: str, known: tuple[Call, ...] = 
     chosen: dict[int, None] = {}
     for mistaken in (*specification.slipped(), *specification.neighbours()):
         others = (i for i in range(len(pool)) if i not in chosen)
-        telling = (i for i in (*chosen, *others) if _result(mistaken, pool[i]) != results[i])
+        telling = (i for i in (*chosen, *others) if _result(mistaken, pool[i]) != repr(results[i]))
         chosen |= dict.fromkeys(islice(telling, 1))
     # New results come first: where one result is frequent, answering it always must not nearly do.
     shown = {repr(results[i]) for i in chosen}
@@ -63,11 +67,12 @@ def calls_of(specification: Specification, seed: str, known: tuple[Call, ...] = 
     return tuple(Call(pool[i], results[i]) for i in chosen)
 
 
-def _result(function: Function, arguments: tuple[Any, ...]) -> Any:
+def _result(function: Function, arguments: tuple[Any, ...]) -> str:
+    """The result as text, which tells 2 from 2.0, or the name of the exception."""
     try:
-        return function.value(*arguments)
+        return repr(function.value(*arguments))
     except (ArithmeticError, TypeError, ValueError) as e:
-        return type(e)
+        return type(e).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,13 +98,43 @@ class GeneratedTask(Task):
         return self.specification.function(slips).text(self.name, self.specification.parameters)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Procedural:
-    """Settings of the generated problems; `quintain_code.environment.Code` documents them."""
+@reward(range=(0, 1))
+async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedSandbox = need()) -> Score:
+    """1 where each hidden call of the function returns what the specification says, else 0."""
+    task = rollout.task
+    found = extract(rollout.reply)
+    if not found.files:
+        return Score(value=0.0, parts={"no_code": 1.0}, reason=found.reason)
+    grader = _GRADERS.setdefault(sandbox, CallGrader(sandbox))
+    (code,) = found.files.values()
+    grade = await grader.grade(code, task.name, task.calls(rollout.group))
+    return Score(value=grade.score, parts={grade.outcome: 1.0}, reason=grade.reason)
+
+
+_GRADERS: WeakKeyDictionary[ProbedSandbox, CallGrader] = WeakKeyDictionary()
+
+
+class CodeProcedural(Environment[GeneratedTask, None]):
+    """Short generated functions, described step by step; nothing to download.
+
+    Attributes:
+        kinds: ``formulas`` (an expression of parameters), ``numbers`` (the same with constants), ``lists`` (keep, change
+            and collect), ``loops`` (the same with a loop), ``text`` (slices and methods) and ``tables`` (a dictionary).
+        levels: numbers of steps, 1 to 3; each task draws one.
+        slips: share of places for a mistake at which the demonstrations make it: missing brackets, a bound that is off
+            by one or on the wrong side, ``max`` for ``min``, an empty list, no default. A model trained on them writes
+            Python, with these habits; only the reward teaches it better.
+        examples: calls that the prompt shows; the hidden calls have other arguments.
+        size: tasks in ``dev`` and in ``test`` (fewer where there are fewer distinct problems); ``train`` is endless.
+        seed: of the problems drawn. Which split a problem belongs to does not depend on it.
+    """
+
+    reward = passes_calls
+    limits = Limits(turns=1, reward_seconds=600.0)  # solutions wait for one another where many of them hang
 
     kinds: tuple[str, ...] = tuple(KINDS)
     levels: tuple[int, ...] = (2, 3)
-    slips: float = 0.55
+    slips: float = 0.6
     examples: int = 0
     size: int = 200
     seed: int = 0
@@ -107,13 +142,16 @@ class Procedural:
     def __post_init__(self) -> None:
         for kind in self.kinds:
             if kind not in KINDS:
-                raise UsageError(f"code: unknown kind {kind!r}{did_you_mean(kind, KINDS)}; expected {', '.join(KINDS)}")
+                known = ", ".join(KINDS)
+                raise UsageError(f"code-procedural: unknown kind {kind!r}{did_you_mean(kind, KINDS)}; expected {known}")
         if not self.kinds or not self.levels or not all(1 <= n <= 3 for n in self.levels):
-            raise UsageError(f"code: kinds {self.kinds!r}, levels {self.levels!r}; expected kinds, and levels 1 to 3")
+            raise UsageError(
+                f"code-procedural: kinds {self.kinds!r}, levels {self.levels!r}; expected kinds, and levels 1 to 3"
+            )
         if not 0 <= self.slips <= 1 or not 0 <= self.examples <= CASES or self.size < 1:
             raise UsageError(
-                f"code: slips {self.slips}, examples {self.examples}, size {self.size}; expected a share, at most "
-                f"{CASES}, and at least 1"
+                f"code-procedural: slips {self.slips}, examples {self.examples}, size {self.size}; expected a share, "
+                f"0 to {CASES}, and at least 1"
             )
 
     def tasks(self, split: str) -> Iterator[GeneratedTask]:
@@ -121,14 +159,15 @@ class Procedural:
         rng = Random(f"{self.seed}/{split}")
         seen: set[Specification] = set()
         drawn = 0
-        while split == "train" or (len(seen) < self.size and drawn < self.size * PATIENCE):
+        while split == "train" or (len(seen) < self.size and drawn < PATIENCE):
             drawn += 1
             specification = self._draw(rng)
             if split_of(specification) != split or specification in seen or not _telling(specification):
                 continue
             if split != "train":
                 seen.add(specification)
-            names = {p: rng.choice(RENAMED[p]) for p in specification.parameters}
+            alphabet, drawn = rng.randrange(3), 0
+            names = {p: RENAMED[p][alphabet] for p in specification.parameters}
             yield self._task(specification.renamed(names), rng.choice(NAMES))
 
     def demonstrations(self, split: str) -> Iterator[Demonstration]:
@@ -152,6 +191,35 @@ class Procedural:
         kind = rng.choice(self.kinds)
         parameters, steps = KINDS[kind].draw(rng, rng.choice(self.levels))
         return Specification(kind=kind, parameters=parameters, steps=steps)
+
+    @control(scores="max")
+    def oracle(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
+        """The function."""
+        return task.reply()
+
+    @control(scores="min")
+    def table(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
+        """A table of the examples in the prompt and of all hidden calls of ten other visits."""
+        others = [call for visit in range(10) for call in task.calls(-1 - visit)]
+        return table_of((*task.examples, *others), task.name)
+
+    @control(scores="min")
+    def exits(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
+        """End the process with success before any call."""
+        return "import os\nos._exit(0)"
+
+    @control(scores="min")
+    def agrees(self, task: GeneratedTask, messages: Sequence[Message]) -> str:
+        """Return an object that equals everything."""
+        return f"class A:\n    def __eq__(self, other):\n        return True\ndef {task.name}(*_):\n    return A()"
+
+
+def table_of(calls: Sequence[Call], name: str) -> str:
+    """A function that knows *calls* by heart, and answers with their most frequent result otherwise."""
+    known = {repr(call.arguments): call.expected for call in calls}
+    results = [repr(call.expected) for call in calls]
+    usual = max(results, key=results.count, default="None")
+    return f"def {name}(*arguments):\n    return {known!r}.get(repr(arguments), {usual})"
 
 
 def split_of(specification: Specification) -> str:
