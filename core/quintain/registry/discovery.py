@@ -31,7 +31,7 @@ KINDS = {group: kind for kind, group in GROUPS.items()}
 _BROUGHT = {
     "quintain-alerts": "hooks:alerts",
     "quintain-compare": "command:compare",
-    "quintain-curricula": "curriculum:adaptive",
+    "quintain-curricula": "curriculum:adaptive command:pass-rates",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
     "quintain-openai": "engine:openai",

@@ -29,7 +29,7 @@ from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...types.sampling import Sampling
 from .errors import describe, short
-from .load import DEEPEST, RecipeLayer, label, layers, merged, not_text, put, read_toml
+from .load import BUNDLED, DEEPEST, RecipeLayer, bundled, label, layers, merged, not_text, put, read_toml
 from .load import KEY as EXTENDS
 
 Name = Annotated[str, Field(min_length=1)]
@@ -328,7 +328,7 @@ class Recipe(_Table):
         """
         path = Path(path)
         try:
-            text = path.read_text(encoding="utf-8")
+            text = bundled(str(path)) if str(path) in BUNDLED else path.read_text(encoding="utf-8")
         except FileNotFoundError as e:
             near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e

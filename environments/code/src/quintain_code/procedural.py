@@ -118,8 +118,8 @@ class CodeProcedural(Environment[GeneratedTask, None]):
     """Short generated functions, described step by step; nothing to download.
 
     Attributes:
-        kinds: ``formulas`` (an expression of parameters), ``numbers`` (the same with constants), ``lists`` (keep, change
-            and collect), ``loops`` (the same with a loop), ``text`` (slices and methods) and ``tables`` (a dictionary).
+        kinds: ``formulas`` (an expression of parameters), ``numbers`` (with constants), ``lists`` (keep, change and
+            collect), ``loops`` (the same with a loop), ``text`` (slices and methods) and ``tables`` (a dictionary).
         levels: numbers of steps, 1 to 3; each task draws one.
         slips: share of places for a mistake at which the demonstrations make it: missing brackets, a bound that is off
             by one or on the wrong side, ``max`` for ``min``, an empty list, no default. A model trained on them writes
