@@ -134,7 +134,7 @@ class CodeProcedural(Environment[GeneratedTask, None]):
 
     kinds: tuple[str, ...] = tuple(KINDS)
     levels: tuple[int, ...] = (2, 3)
-    slips: float = 0.6
+    slips: float = 0.55
     examples: int = 0
     size: int = 200
     seed: int = 0
