@@ -25,11 +25,12 @@ EPILOG = """
 Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
   quintain train --model Qwen/Qwen3-0.6B --env gsm8k
+  quintain train code                               Python functions, graded in a sandbox
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.prompts=16
   quintain train --dry-run > recipe.toml            the complete quickstart recipe, to edit
   quintain train --resume arithmetic-1
 
-A recipe that begins with extends = "quickstart" (or "pretrained", or a path) lists only the keys that differ; other
+A recipe that begins with extends = "quickstart" (or "code", "pretrained", a path) lists the keys that differ; other
 recipes have the defaults of docs/recipes.md. The default model is first fine-tuned for about a minute and cached;
 `quintain start` does only that.
 """
@@ -55,7 +56,7 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 def train(
     recipe: str | None, resume: str | None, force: bool, dry_run: bool, quiet: bool, as_json: bool, **choices: Any
 ) -> None:
-    """Train a model by reinforcement learning with RECIPE, a TOML file (default: the quickstart).
+    """Train a model by reinforcement learning with RECIPE, a TOML file or "code" (default: the quickstart).
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """
