@@ -159,8 +159,8 @@ key has a default except `use` of an environment. `--set section.key=value` chan
 `environments.0.weight=2`), `--dry-run` prints the complete recipe, and the run folder contains the resolved recipe.
 
 `quintain train` without a file uses `core/quintain/recipes/quickstart.toml`, with `--model` the file `pretrained.toml`
-in the same folder, and `quintain train code` takes `code.toml`. Their values differ from the defaults below. A file of your own has the defaults below unless it
-[extends](#extends) one of them.
+in the same folder, and `quintain train code` uses `code.toml`. Their values differ from the defaults below. A file of
+your own has the defaults below unless it [extends](#extends) one of them.
 
 The smallest recipe:
 
@@ -171,7 +171,8 @@ use = "arithmetic"
 
 ## extends
 
-The first line of a recipe can name a base recipe: `"quickstart"`, `"code"`, `"pretrained"`, or a path relative to the file.
+The first line of a recipe can name a base recipe: `"quickstart"`, `"code"`, `"pretrained"`, or a path relative to the
+file.
 
 ```toml
 extends = "quickstart"
