@@ -246,7 +246,7 @@ async def serve() -> None:
     app.router.add_get("/v1/models", lambda request: web.json_response({"data": [{"id": "m"}]}))
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
     print(f"http://127.0.0.1:{runner.addresses[0][1]}/v1", flush=True)
     await asyncio.Event().wait()
 

@@ -37,9 +37,11 @@ class Limits:
 
 
 class Agent(Protocol):
-    """One player of one episode. ``rng`` is seeded by (run, task, sample) alone."""
+    """One player of one episode."""
 
-    rng: Random
+    @property
+    def rng(self) -> Random:
+        """Random numbers, seeded by (run, task, sample) alone."""
 
     def system(self, text: str) -> None:
         """Set the system message; before the first turn only."""

@@ -127,15 +127,12 @@ def as_score(value: Any, who: str) -> Score:
     Raises:
         RewardFault: not a number or `Score`, or not finite.
     """
-    score = value if isinstance(value, Score) else Score(value=value)
     try:
-        score = replace(
-            score,
-            value=_float(score.value),
-            turns=tuple(map(_float, score.turns)),
-            players={k: _float(v) for k, v in score.players.items()},
-            parts={k: _float(v) for k, v in score.parts.items()},
-        )
+        score = value if isinstance(value, Score) else Score(value=_float(value))
+        if score is value:
+            players, parts = ({k: _float(v) for k, v in x.items()} for x in (score.players, score.parts))
+            turns = tuple(map(_float, score.turns))
+            score = replace(score, value=_float(score.value), turns=turns, players=players, parts=parts)
     except (TypeError, ValueError, OverflowError) as e:
         raise RewardFault(f"reward {who!r} returned {value!r}; expected a number or a Score") from e
     if not all(abs(x) <= LARGEST_SCORE for x in (score.value, *score.turns, *score.players.values())):

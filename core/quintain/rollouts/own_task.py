@@ -28,8 +28,8 @@ async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit:
     """
     loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()  # `asyncio.wait` is much slower
-    late = TimeLimitReached(f"{who} took over {seconds} s (limits.{limit})")
-    timer = seconds and loop.call_later(seconds, _settle, outcome, None, late)
+    late = f"{who} took over {seconds} s (limits.{limit})"
+    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, TimeLimitReached(late)), outcome)
     own = loop.create_task(_run(outcome, code, task))
     try:
         result, error = await outcome
@@ -47,7 +47,7 @@ async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit:
                 own.cancel()  # the turn that it waits for
         elif not own.cancelled():
             own.exception()  # has been seen: else the traceback of a Ctrl-C is printed
-        del error, late, outcome  # the traceback of an error holds this frame
+        del error, outcome  # the traceback of an error holds this frame
 
 
 async def _run(outcome: asyncio.Future[Any], code: Callable[[], Awaitable[Any]], task: Task) -> None:

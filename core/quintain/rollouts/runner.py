@@ -76,7 +76,7 @@ async def run_episode(request: RolloutRequest, sample: int, context: RolloutCont
         session.system(system)
     start = time.monotonic()
     result, termination = await _result_of(environment, task, session, episode)
-    transcripts = episode.transcripts()
+    transcripts = {name: t for name, p in episode.players.items() if p.trains and (t := p.transcript())}
     episode.players.clear()  # a cycle: without it, only the garbage collector would free the episode
     return Rollout(
         task=task,

@@ -27,6 +27,8 @@ async def score_group(
     environment: Environment[Any, Any], group: AnyGroup, context: RewardContext, retries: int = 0
 ) -> AnyGroup:
     """Score the valid samples of a complete group by the rewards that compare samples."""
+    if not any(reward and reward.group for reward in (environment.reward, environment.shaping)):
+        return group
     return replace(group, rollouts=await _scored(environment, group.rollouts, context, retries, grouped=True))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from random import Random
 from typing import Any
 
@@ -38,10 +39,6 @@ class EpisodeState:
     hit: str = ""  # the limit that ended the last turn of the policy
     players: dict[str, Session] = field(default_factory=dict)
 
-    def transcripts(self) -> dict[str, Transcript]:
-        """The transcripts of the policy's players by name, if the engine records tokens."""
-        return {name: t for name, player in self.players.items() if player.trains and (t := player.transcript())}
-
 
 class Session(Agent):
     """One player of one episode."""
@@ -51,12 +48,15 @@ class Session(Agent):
         self._name = name
         self._engine: Engine = engine or episode.engine.for_player(name)
         self.trains = engine is None
-        self.rng = Random(derived_seed(episode.seed, "rng", name))
         self.messages: list[Message] = []
         self._conversation: Conversation | None = None
         self._pending: list[Message] = []
         self._turns = 0
         episode.players[name] = self
+
+    @cached_property
+    def rng(self) -> Random:
+        return Random(derived_seed(self._episode.seed, "rng", self._name))
 
     def system(self, text: str) -> None:
         if self._turns:
