@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import gc
 import hashlib
 import json
 import os
@@ -420,6 +421,7 @@ def test_faults_of_the_engine_are_no_results(spare: Spare) -> None:
             await service.__aexit__()
 
     asyncio.run(faults())
+    gc.collect()  # the sockets, here
 
 
 def users_of_programs(words: str) -> list[int]:
@@ -463,3 +465,39 @@ def test_a_full_disk_names_the_fix(spare: Spare) -> None:
     finally:
         spare.stop()
         subprocess.run(["umount", place], check=True)
+
+
+def test_podman_serves_too(tmp_path: Path) -> None:
+    """Its API differs in places: profiles are files, tags of an import are ignored, all runtimes are listed."""
+    if os.getuid() != 0 or shutil.which("podman") is None or shutil.which("runc") is None:
+        pytest.skip("needs root, podman and runc (Debian: apt-get install podman runc)")
+    pytest.importorskip("docker")
+    with tempfile.TemporaryDirectory(prefix="quintain-podman-") as folder:
+        podman = ["podman", "--root", f"{folder}/root", "--runroot", f"{folder}/run", "--cgroup-manager", "cgroupfs"]
+        spare = Spare(folder)
+        with subprocess.Popen(
+            [*podman, "--runtime", shutil.which("runc"), "system", "service", "--time=0", spare.url], cwd=folder
+        ) as service:
+            try:
+                await_nothing(lambda: [] if Path(folder, "socket").exists() else ["no socket"], 30.0)
+                spare.build()
+                asyncio.run(on_podman(spare))
+            finally:
+                service.terminate()
+                service.wait()
+                subprocess.run([*podman, "system", "reset", "--force"], check=False, capture_output=True)
+
+
+async def on_podman(spare: Spare) -> None:
+    async with Docker(slots=1, pool=1, url=spare.url) as service:  # needs every axis
+        files = {"main.py": b"import sys; print(sys.stdin.read(), file=sys.stderr); sys.exit(3)"}
+        result = await service.run(files, ["python3", "main.py"], b"in", PATIENT)
+        assert ("failed", 3, b"in\n") == (result.status, result.exit, result.stderr)
+        assert "timeout" == (await service.run({}, ["sleep", "60"], limits=ProgramLimits(seconds=0.5))).status
+        flood = await service.run({}, ["yes"])
+        assert ("output", 1 << 20) == (flood.status, len(flood.stdout))
+        allocate = ["python3", "-c", "b'x' * (1 << 29)"]
+        assert "memory" == (await service.run({}, allocate, limits=ProgramLimits(memory=64 << 20))).status
+        await asyncio.to_thread(await_full, service)
+        labels = service._fleet._labels.items() if service._fleet else ()
+    assert [] == containers_with(labels, spare.url)

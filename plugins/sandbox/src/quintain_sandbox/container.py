@@ -192,11 +192,13 @@ class DockerBox(Box):
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
         """See `Box.finish`."""
         code = self._frames.exit_code
+        seconds = time.monotonic() - self.began
         if ended_by is None:
             self.kill()
-        if self._waiting.process >= 0 and not _readable(self._waiting.process, DIE_SECONDS):
-            raise InfrastructureError(f"processes of a container did not end within {DIE_SECONDS:g} s of SIGKILL")
-        seconds = time.monotonic() - self.began
+        if code is None or ended_by is not None:  # else its processes have ended, or are about to
+            if self._waiting.process >= 0 and not _readable(self._waiting.process, DIE_SECONDS):
+                raise InfrastructureError(f"processes of a container did not end within {DIE_SECONDS:g} s of SIGKILL")
+            seconds = time.monotonic() - self.began
         if self._waiting.counters is None or (code is None and ended_by is None):
             state = self._final_state()
             self._out_of_memory = self._out_of_memory or bool(state["OOMKilled"])

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from quintain import InfrastructureError
@@ -143,6 +144,7 @@ class _Fleet:
     def __init__(self, service: Docker) -> None:
         self.engine = _connected(service.url)
         self._service = service
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         try:
             self._prepare(service)
         except BaseException:
@@ -163,8 +165,14 @@ class _Fleet:
         for container, labels in others.items():
             if is_stale(labels):
                 self.engine.remove(container)
-        self._runtime = _runtime(service.runtime, info)
+        self._is_podman = self.engine.is_podman
+        self._runtime = _runtime(service.runtime, info, self._is_podman)
         self._profile = json.dumps(seccomp_profile(str(info.get("Architecture", ""))))
+        if self._is_podman:  # takes the profile from a file
+            self._folder = tempfile.TemporaryDirectory(prefix="quintain-sandbox-")
+            file = Path(self._folder.name, "seccomp.json")
+            file.write_text(self._profile)
+            self._profile = str(file)
         self._users = _users(info, others)
         self._lock = threading.Lock()
         self._removals = ThreadPoolExecutor(2, thread_name_prefix="docker removal")
@@ -186,13 +194,14 @@ class _Fleet:
 
     def _settings(self, shape: Shape, user: int) -> dict[str, Any]:
         """Arguments of docker's SDK; every limit that the engine can keep."""
-        mode = "rw,nosuid,nodev,exec,mode=1777"
-        inodes = max(1024, shape.disk // 4096)
+        temporary = f"rw,nosuid,nodev,exec,mode=1777,size={shape.disk}"
+        if not self._is_podman:  # which leaves inodes to the limit on memory
+            temporary += f",nr_inodes={max(1024, shape.disk // 4096)}"
         host = self.engine.host_settings(
             network_mode="none",
             ipc_mode="private",
             read_only=True,
-            tmpfs={"/tmp": f"{mode},size={shape.disk},nr_inodes={inodes}"},
+            tmpfs={"/tmp": temporary},
             shm_size=shape.disk,
             mem_limit=shape.memory,
             memswap_limit=shape.memory,
@@ -200,10 +209,7 @@ class _Fleet:
             nano_cpus=int(self._service.cpus * 1e9),
             cap_drop=["ALL"],
             security_opt=["no-new-privileges", f"seccomp={self._profile}"],
-            ulimits=[
-                {"Name": name, "Soft": value, "Hard": value}
-                for name, value in (("nofile", shape.open_files), ("fsize", shape.disk), ("core", 0))
-            ],
+            ulimits=[{"Name": name, "Soft": value, "Hard": value} for name, value in _ulimits(shape).items()],
             log_config={"Type": "none"},
             oom_score_adj=500,
             runtime=self._runtime,
@@ -244,6 +250,8 @@ class _Fleet:
                     self.engine.remove(container)
         except InfrastructureError as e:
             log.warning("containers may be left, which the next start removes: %s", e)
+        if self._folder is not None:
+            self._folder.cleanup()
         self.engine.close()
 
 
@@ -295,6 +303,11 @@ def build_image(
     return {"image": f"{name}:{tag}", "id": known, "bytes": size, "files": len(image.files), "built": built}
 
 
+def _ulimits(shape: Shape) -> dict[str, int]:
+    """Limits of each process, and of the user for processes: the second line, above that of the control group."""
+    return {"nofile": shape.open_files, "fsize": shape.disk, "core": 0, "nproc": shape.processes + 16}
+
+
 def _connected(url: str) -> Engine:
     try:
         from .engine import Engine
@@ -303,11 +316,13 @@ def _connected(url: str) -> Engine:
     return Engine(url)
 
 
-def _runtime(wanted: str, info: Mapping[str, Any]) -> str | None:
+def _runtime(wanted: str, info: Mapping[str, Any], is_podman: bool) -> str | None:
     """The runtime to ask for; ``None`` for the engine's default."""
     known = info.get("Runtimes") or {}
     if wanted == "auto":
-        return GVISOR if GVISOR in known else None
+        # podman lists all that it knows, with the place where each would be
+        listed = GVISOR in known and not (is_podman and not Path(str(known[GVISOR].get("path"))).exists())
+        return GVISOR if listed else None
     if wanted not in known:
         raise InfrastructureError(f"docker.runtime is {wanted!r}; the engine lists {', '.join(sorted(known))}")
     return wanted

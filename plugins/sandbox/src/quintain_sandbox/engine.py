@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +23,8 @@ MACHINE, PROCESS = f"{LABEL}.machine", f"{LABEL}.process"
 """Labels of its trainer: the machine's name, and the boot, the process id and the start time of the process there."""
 CALL_SECONDS = 60.0
 """How long the engine may take to answer on a loaded machine."""
+PAUSES = (0.1, 0.3, 1.0, 3.0)
+"""Seconds between attempts to remove a container that the engine is busy with."""
 START = "start one (Debian: apt-get install docker.io, then dockerd), or name its socket in DOCKER_HOST"
 FULL = "free space on the engine's disk: docker system prune"
 
@@ -48,6 +52,13 @@ class Engine:
         """Close its connections."""
         self._api.close()
 
+    @property
+    def is_podman(self) -> bool:
+        """Whether it is podman, whose API differs from Docker's in places."""
+        with self._reported("does not answer"):
+            parts = self._api.version().get("Components") or ()
+        return any("podman" in str(part.get("Name", "")).lower() for part in parts)
+
     def info(self) -> Mapping[str, Any]:
         """What the engine says about itself: ``Runtimes``, ``SecurityOptions``, ``Driver``."""
         with self._reported("does not answer"):
@@ -63,8 +74,12 @@ class Engine:
     def import_image(self, archive: IO[bytes], name: str, tag: str, changes: list[str]) -> str:
         """Make an image of a tar archive; its id."""
         with self._reported("cannot import an image"):
-            self._api.import_image_from_data(archive, repository=name, tag=tag, changes=changes)
-            return str(self._api.inspect_image(f"{name}:{tag}")["Id"])
+            said = self._api.import_image_from_data(archive, repository=name, tag=tag, changes=changes)
+            report = json.loads(said.strip().splitlines()[-1])
+            if "status" not in report:  # such as {"error": "... no space left on device"}
+                raise docker.errors.APIError(str(report), explanation=str(report.get("error", said)))
+            self._api.tag(report["status"], name, tag)  # podman calls it latest
+            return str(report["status"])
 
     def tag(self, image: str, name: str, tag: str) -> None:
         """Give an image one more tag, or move that tag to it."""
@@ -113,11 +128,17 @@ class Engine:
     def remove(self, container: str) -> None:
         """Kill and remove a container; nothing happens if it is gone."""
         with self._reported("cannot remove a container"):
-            try:
-                self._api.remove_container(container, force=True, v=True)
-            except docker.errors.APIError as e:
-                if e.status_code not in (404, 409):  # it is gone, or being removed
-                    raise
+            for pause in (*PAUSES, None):
+                try:
+                    self._api.remove_container(container, force=True, v=True)
+                except docker.errors.APIError as e:
+                    if e.status_code == 404:
+                        return
+                    if e.status_code != 409 or pause is None:
+                        raise
+                    time.sleep(pause)  # it is ending, or being removed
+                else:
+                    return
 
     def containers(self) -> dict[str, Mapping[str, str]]:
         """The labels of all containers of sandboxes, also of other trainers, by id."""
@@ -135,7 +156,7 @@ class Engine:
                 raise InfrastructureError(f"the container engine's disk is full; {FULL} ({said})") from e
             if e.status_code == 404 and "image" in said.lower():
                 raise InfrastructureError(f"the container engine at {self.url} {failure}") from e
-            raise InfrastructureError(f"the container engine at {self.url} refused a call: {said}") from e
+            raise InfrastructureError(f"the container engine at {self.url} refused a call: {said[:300]}") from e
         except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as e:
             raise InfrastructureError(f"no container engine answers at {self.url}; {START}") from e
 

@@ -45,12 +45,15 @@ timerfd_settime timerfd_settime64 times tkill truncate truncate64 ugetrlimit uma
 utimensat utimensat_time64 utimes vfork vmsplice wait4 waitid waitpid write writev
 """.split()
 """Allowed whatever their arguments."""
-ARCHITECTURES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+ARCHITECTURES = {
+    "x86_64": "SCMP_ARCH_X86_64", "amd64": "SCMP_ARCH_X86_64",
+    "aarch64": "SCMP_ARCH_AARCH64", "arm64": "SCMP_ARCH_AARCH64",
+}  # fmt: skip
 """One table of system calls each: calls of the i386 and x32 tables kill the program."""
 
 
 def seccomp_profile(machine: str) -> dict[str, Any]:
-    """The profile for containers on *machine* (``platform.machine()`` of the engine's host), for ``json.dumps``.
+    """The profile for containers on *machine* (the architecture that the engine says it has), for ``json.dumps``.
 
     Arguments are compared in 64 bits where the kernel takes the lower 32, so only exact values are allowed; everything
     else is refused.
@@ -66,7 +69,7 @@ def seccomp_profile(machine: str) -> dict[str, Any]:
     return {
         "defaultAction": "SCMP_ACT_ERRNO",
         "defaultErrnoRet": errno.EPERM,
-        "architectures": [ARCHITECTURES[machine]] if machine in ARCHITECTURES else [],
+        "architectures": [ARCHITECTURES[machine]] if machine in ARCHITECTURES else [],  # none: the engine's own
         "syscalls": rules,
     }
 
