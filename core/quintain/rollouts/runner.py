@@ -65,9 +65,8 @@ async def run_episode(request: RolloutRequest, sample: int, context: RolloutCont
     Raises:
         UsageError: an error in the recipe or the user's code, which no other episode would escape.
     """
-    environment, task, seed = request.environment, request.task, request.seed
-    if seed is None:  # it depends on nothing else that runs
-        seed = derived_seed(context.run_seed, task.id, request.visit, sample)
+    environment, task = request.environment, request.task
+    seed = derived_seed(context.run_seed, task.id, request.visit, sample) if request.seed is None else request.seed
     engine = (request.engine or context.engine).for_task(task)
     episode = EpisodeState(engine=engine, sampling=context.sampling, limits=environment.limits, seed=seed)
     session = Session(episode)
