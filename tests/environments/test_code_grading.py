@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,7 +13,7 @@ from quintain.errors import EnvironmentFault, InfrastructureError
 from quintain_code import Case, CodeTask, Grade, Grader
 from quintain_sandbox import Bubblewrap
 
-from ..plugins.sandbox_service import left_behind, started
+from ..plugins.sandbox_service import left_behind
 from .code_payloads import (
     FUNCTION,
     HONEST,
@@ -42,11 +41,6 @@ ONE = CodeTask(prompt="Sum.", kind="stdin", cases=CASES[:1], seconds=10.0)
 SUMMED = "print(sum(map(int, input().split())))\n"
 SHORT = 0.7
 """Seconds of attacks: some use up their time."""
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Bubblewrap]:
-    yield from started(slots=2)
 
 
 def graded(sandbox: Bubblewrap, task: CodeTask, *solutions: str) -> list[Grade]:
@@ -80,37 +74,53 @@ def test_every_class_of_attack_has_payloads() -> None:
     assert len(HONEST) >= 30
 
 
-@pytest.fixture(scope="module")
-def attacks(sandbox: Bubblewrap) -> dict[tuple[str, str], tuple[Grade, Grade]]:
-    """The grade of each attack, by kind of task and name, and that of an honest program right after it."""
-    payloads = [(task, p) for task, group in ((ADD, FUNCTION), (PILE, SUITES), (SUM, PROGRAMS)) for p in group]
+def attacked(sandbox: Bubblewrap, *groups: tuple[CodeTask, tuple[Payload, ...]]) -> dict[str, tuple[Grade, Grade]]:
+    """The grade of each attack by name, and that of an honest program right after it."""
 
-    async def grades() -> list[tuple[Grade, Grade]]:
+    async def grades() -> dict[str, tuple[Grade, Grade]]:
         grader, room = Grader(sandbox), asyncio.Semaphore(2)
-        assert "passed" == (await grader.once(PILE, PILE.solution)).outcome
 
-        async def one(task: CodeTask, payload: Payload) -> tuple[Grade, Grade]:
+        async def one(task: CodeTask, payload: Payload) -> tuple[str, tuple[Grade, Grade]]:
             async with room:
                 attack = await grader.once(replace(task, seconds=SHORT), {task.files[0]: payload.code})
-                return attack, await grader.once(ONE, {ONE.files[0]: SUMMED})
+                return f"{task.kind} {payload.name}", (attack, await grader.once(ONE, {ONE.files[0]: SUMMED}))
 
-        return list(await asyncio.gather(*(one(*p) for p in payloads)))
+        if any(task is PILE for task, _ in groups):
+            assert "passed" == (await grader.once(PILE, PILE.solution)).outcome
+        return dict(await asyncio.gather(*(one(task, p) for task, payloads in groups for p in payloads)))
 
-    return {(t.kind, p.name): found for (t, p), found in zip(payloads, asyncio.run(grades()), strict=True)}
+    return asyncio.run(grades())
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [(kind, p.name) for kind, group in (("function", FUNCTION), ("suite", SUITES), ("stdin", PROGRAMS)) for p in group],
-)
-def test_no_attack_passes(attacks: dict[tuple[str, str], tuple[Grade, Grade]], kind: str, name: str) -> None:
-    """It has grade 0, and the honest program that runs next in the same sandbox has 1."""
-    attack, honest = attacks[kind, name]
+@pytest.fixture(scope="module")
+def attacks(sandbox: Bubblewrap) -> dict[str, tuple[Grade, Grade]]:
+    return attacked(sandbox, (ADD, FUNCTION), (SUM, PROGRAMS))
+
+
+@pytest.fixture(scope="module")
+def attacks_on_suites(sandbox: Bubblewrap) -> dict[str, tuple[Grade, Grade]]:
+    return attacked(sandbox, (PILE, SUITES))
+
+
+def held(attack: Grade, honest: Grade) -> None:
+    """The attack has grade 0, and the honest program that runs next in the same sandbox has 1."""
     assert 0 == attack.score, attack
     assert attack.outcome != "passed"
     assert (1.0, "passed") == (honest.score, honest.outcome), honest
 
 
+@pytest.mark.parametrize("name", [*(f"function {p.name}" for p in FUNCTION), *(f"stdin {p.name}" for p in PROGRAMS)])
+def test_no_attack_passes(attacks: dict[str, tuple[Grade, Grade]], name: str) -> None:
+    held(*attacks[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"suite {p.name}" for p in SUITES])
+def test_no_attack_on_a_suite_passes(attacks_on_suites: dict[str, tuple[Grade, Grade]], name: str) -> None:
+    held(*attacks_on_suites[name])
+
+
+@pytest.mark.slow
 def test_no_reply_of_a_solution_that_speaks_the_protocol_passes(sandbox: Bubblewrap) -> None:
     """A solution that writes its replies itself gains nothing by them."""
     codes = [SPEAKS.replace("REPLIES", replies) for replies in REPLIES.values()]

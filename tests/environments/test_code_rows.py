@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from quintain_code import Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load
 from quintain_sandbox import Bubblewrap
-
-from ..plugins.sandbox_service import started
 
 MBPP: dict[str, Any] = {
     "text": "Write a function to add.", "code": "import math\r\ndef add(a, b=1):\r\n  return a + b", "task_id": 601,
@@ -76,11 +74,6 @@ WITH_REFERENCE = {
     "mbpp": MBPP, "sanitized": SANITIZED, "human_eval": HUMAN_EVAL, "eval_plus": EVAL_PLUS, "apps": APPS,
     "called": CALLED, "own": OWN, "program": PROGRAM, "shell": SHELL, "modules": MODULES,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def sandbox() -> Iterator[Bubblewrap]:
-    yield from started(slots=2)
 
 
 @pytest.mark.parametrize("name", WITH_REFERENCE)
@@ -275,7 +268,7 @@ def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
     assert replace(task, seconds=0.5, id="") == quick
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("split", ["train", "dev", "test"])
 def test_every_valid_row_of_mbpp_accepts_its_reference(sandbox: Bubblewrap, real_data: Path, split: str) -> None:
     tasks = load(str(real_data / "mbpp" / "mbpp.jsonl"), split)
