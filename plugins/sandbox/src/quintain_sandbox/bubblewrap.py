@@ -82,6 +82,9 @@ class Bubblewrap(ProbedSandbox):
         except InfrastructureError as e:
             await self.__aexit__()
             raise InfrastructureError(f"{e}\n{self.fix('filesystem')}") from e
+        except OSError as e:
+            await self.__aexit__()
+            raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
         except BaseException:
             await self.__aexit__()
             raise

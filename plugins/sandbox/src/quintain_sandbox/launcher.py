@@ -16,7 +16,7 @@ from pathlib import Path
 
 from quintain import InfrastructureError
 
-from .launcher_main import LAST, MORE, receive_message
+from .launcher_main import KILL, LAST, MORE, receive_message
 
 PER_MESSAGE = 200
 """Descriptors of one message; the kernel takes 253."""
@@ -126,6 +126,9 @@ class Launcher:
             if not answer:
                 self._stop()
                 raise InfrastructureError("the launcher of the sandbox died")
+            if not handles:
+                socket.send_fds(control, [KILL + answer], [])
+                raise InfrastructureError("the host has no descriptor for a program that was started")
             return handles[0]
 
     def _start(self) -> socket.socket:

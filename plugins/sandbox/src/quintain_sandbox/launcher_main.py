@@ -24,8 +24,8 @@ import socket
 import sys
 from typing import Any
 
-MORE, LAST = b"+", b"."
-"""The message of a request's descriptors: further ones follow, or not. One message carries at most 253."""
+MORE, LAST, KILL = b"+", b".", b"k"
+"""Messages: descriptors of a request, of which further ones follow or not (one carries at most 253); a kill."""
 SET_CHILD_SUBREAPER = 36
 
 
@@ -50,31 +50,36 @@ def main(control: int, parent: int) -> None:
             os.read(wake, 4096)
             reap(ends)
         if control in ready:
-            descriptors = receive(sock)
+            kind, descriptors = receive(sock)
+            if kind.startswith(KILL):
+                # Of a program whose handle did not arrive; in the table, so not reaped, so still its number.
+                if int(kind[1:]) in ends:
+                    os.kill(int(kind[1:]), signal.SIGKILL)
+                continue
             if not descriptors:
                 return
             process, end = start(descriptors)
             handle = os.pidfd_open(process)
             ends[process] = end
-            socket.send_fds(sock, [LAST], [handle])
+            socket.send_fds(sock, [str(process).encode()], [handle])
             os.close(handle)
 
 
-def receive(sock: socket.socket) -> list[int]:
-    """The descriptors of one request; none at the end."""
+def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
+    """The last message of a request, and the descriptors of all; none at the end."""
     descriptors: list[int] = []
     while True:
         kind, new = receive_message(sock)
         descriptors += new
         if kind != MORE:
-            return descriptors
+            return kind, descriptors
 
 
 def receive_message(sock: socket.socket) -> tuple[bytes, list[int]]:
     """One message with its descriptors, closed on exec; `socket.recv_fds` ignores the flag for that (Python 3.11)."""
     descriptors = array.array("i")
     size = socket.CMSG_LEN(253 * descriptors.itemsize)
-    message, ancillary, _, _ = sock.recvmsg(1, size, socket.MSG_CMSG_CLOEXEC)
+    message, ancillary, _, _ = sock.recvmsg(32, size, socket.MSG_CMSG_CLOEXEC)
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])

@@ -413,7 +413,10 @@ class Programs:
         left, self._left = self._left, None
         if left is not None:
             raise InfrastructureError(f"an earlier program was not cleaned up: {left}") from left
-        running = RunningProgram(program)
+        try:
+            running = RunningProgram(program)
+        except OSError as e:
+            raise InfrastructureError(f"the host has no descriptor for a program: {e}") from e
         try:
             self._jobs[running] = job = executor.submit(running.live, self._open_box)
         except RuntimeError:
