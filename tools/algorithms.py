@@ -151,6 +151,7 @@ PHRASES: dict[str, Words] = {
     "plan.difficulty_samples": lambda n: (
         f"difficulty filter from {counted(n, 'sample')} per task" if n else "no difficulty filter"
     ),
+    "plan.difficulty_file": lambda file: f"difficulty filter by {file}" if file else "no file of success rates",
     "plan.difficulty_range": lambda rates: f"success rates {rates[0]:g} to {rates[1]:g} kept",
     "plan.staleness": lambda n: f"sampler {counted(n, 'version')} behind" if n else "sampler up to date",
     "plan.thinking_budget": lambda at: (

@@ -24,6 +24,7 @@ SERVER = "tests/plugins/test_openai_eval.py::test_eval_against_a_local_server"
 COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
 CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_file"
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
+FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -35,6 +36,7 @@ ELSEWHERE = {
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle --service sandbox=bubblewrap": CODE,
+    "quintain train code": FUNCTIONS,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,
     "pip install -e .": INSTALLED,

@@ -1,0 +1,86 @@
+"""Generated programming tasks in a run: a real sandbox grades, and a missing one refuses the run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.errors import QuintainError
+from quintain.training.build import run_training
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+
+from ..core.models import save_tiny
+from ..plugins.sandbox_service import started
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), context=256)
+
+
+@pytest.fixture
+def works() -> None:
+    """Skip, with the reason, where bubblewrap does not start."""
+    for _ in started(slots=1):
+        pass
+
+
+def trained(model: Path, folder: Path) -> dict[str, Any]:
+    """Two steps of the recipe `code` on a tiny random model."""
+    changes = [
+        f"model.name={json.dumps(str(model))}",
+        "model.device=cpu",
+        "run.steps=2",
+        "sampling.max_tokens=8",
+        "batch={prompts=2, group_size=2}",
+        "evaluation={every=2, tasks=4, test={tasks=4}}",
+        "services.sandbox.args={needs=[], slots=2}",
+    ]
+    recipe = Recipe.parse(bundled("code"), changes)
+    with RunFolder.create(folder, recipe.to_toml()) as run:
+        return run_training(recipe, run, Screen(quiet=True))
+
+
+@pytest.mark.usefixtures("works")
+def test_a_run_is_graded_in_the_sandbox(model: Path, tmp_path: Path) -> None:
+    """From prompt to update: a random model's replies are run, score 0 and do not fail."""
+    summary = trained(model, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [0, 1, 2] == [record["step"] for record in records]
+    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert [0.0, 0.0] == [record["reward.mean"] for record in records[1:]]
+    assert 0.0 == summary["held_out"]["after"]["accuracy"]
+    assert any("passes_calls.crashed" in key or "passes_calls.error" in key for key in records[1])
+
+
+def test_without_a_sandbox_the_run_is_refused(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing scores 0 for want of a sandbox: the error says what to install."""
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(QuintainError, match="apt-get install bubblewrap"):
+        trained(model, tmp_path / "run")
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("works")
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_default_model_learns_to_write_functions(tmp_path: Path, seed: int) -> None:
+    """`quintain train code` with a cold cache: the intervals before and after training do not overlap."""
+    environ = {**os.environ, "QUINTAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
+    words = [sys.executable, "-m", "quintain", "train", "code", "--seed", str(seed), "--name", "run"]
+    ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=1800)
+    assert 0 == ended.returncode, ended.stderr
+    summary = json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())
+    before, after = (summary["held_out"][when] for when in ("before", "after"))
+    assert before["accuracy"] < 0.45
+    assert before["high"] < after["low"]
