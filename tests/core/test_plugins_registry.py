@@ -189,6 +189,7 @@ def test_groups_are_the_contract() -> None:
         "curriculum": "quintain.curricula",
         "model": "quintain.models",
         "service": "quintain.services",
+        "tool_format": "quintain.tool_formats",
         "command": "quintain.commands",
         "hooks": "quintain.plugins",
     } == GROUPS

@@ -21,6 +21,7 @@ GROUPS = {
     "curriculum": "quintain.curricula",
     "model": "quintain.models",
     "service": "quintain.services",
+    "tool_format": "quintain.tool_formats",
     "command": "quintain.commands",
     "hooks": "quintain.plugins",
 }
@@ -39,6 +40,8 @@ _BROUGHT = {
     "quintain-sft": "command:sft",
     "quintain-shaping": "service:likelihood",
     "quintain-starter": "command:start model:default",
+    "quintain-tool-formats": "tool_format:deepseek tool_format:glm tool_format:harmony tool_format:hermes tool_format:"
+    "llama3_json tool_format:mistral tool_format:pythonic tool_format:qwen3_coder tool_format:tags",
     "quintain-viewer": "command:chat hooks:curves",
     "quintain-algorithms": "cispo dppo dvp gspo kimi maxrl olmorl otb reinforce_pp reinforce_pp_baseline scalerl trm",
     "quintain-classic": "ppo trpo vineppo",

@@ -104,8 +104,7 @@ class Session(Agent):
             index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
             turn = self._episode.turns[index] = replace(turn, calls=calls)
             results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in calls]
-            self._pending.extend(results)
-            self.messages.extend(results)
+            self.user(results)
 
     def player(self, name: str, engine: Engine | None = None) -> Session:
         if name in self._episode.players:
@@ -181,9 +180,7 @@ class Session(Agent):
 
 async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:
     """The call with its result, or with the error message that the policy receives."""
-    if call.error:
-        return replace(call, error=f"error: {call.error}")
-    tool = tools.get(call.name)
-    if tool is None:
-        return replace(call, error=f"error: no tool {call.name!r}; there are: {', '.join(tools)}")
-    return replace(call, result=await tool.call(call.arguments))
+    if call.error or call.name not in tools:
+        reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
+        return replace(call, error=f"error: {reason}")
+    return replace(call, result=await tools[call.name].call(call.arguments))

@@ -48,10 +48,8 @@ class Conversation:
         else:
             ids, spans = self.tokenizer.encode_with_offsets(text)
             sources = _sources(text, spans, self._messages)
-            if self._text:
-                self._recorder.branch(ids, sources)
-            else:
-                self._recorder.add(ids, sources)
+            record = self._recorder.branch if self._text else self._recorder.add
+            record(ids, sources)
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
 
@@ -76,9 +74,8 @@ def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
     if ids and sampled.finish == "stop" and isinstance(sampled.stop, int) and ids[-1] == sampled.stop:
         ids = ids[:-1]
     text = tokenizer.decode(ids)
-    if sampled.finish == "stop" and isinstance(sampled.stop, str):
-        cut = text.rfind(sampled.stop)
-        text = text[:cut] if cut >= 0 else text
+    if sampled.finish == "stop" and isinstance(sampled.stop, str) and sampled.stop in text:
+        text = text[: text.rfind(sampled.stop)]
     return text
 
 

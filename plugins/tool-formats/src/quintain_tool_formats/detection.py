@@ -1,0 +1,54 @@
+"""Which format a chat template writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quintain.cli import current
+
+from .tool_format import ToolFormat
+
+FALLBACK = "tags"
+"""The format for templates without tools, and for tokenizers without a template."""
+
+
+def template_text(chat_template: str | Mapping[str, str] | None) -> str:
+    """The text of a tokenizer's ``chat_template``, which may be several by name."""
+    if isinstance(chat_template, Mapping):
+        return "\n".join(map(str, chat_template.values()))
+    return chat_template or ""
+
+
+def detect(chat_template: str | Mapping[str, str] | None) -> str:
+    """The name of the installed format whose marks fill most of *chat_template*; `FALLBACK` if none occurs.
+
+    ``<tool_call>`` alone is Hermes; with ``<function=`` beside it, the longer evidence decides for Qwen3-Coder.
+
+    Raises:
+        PluginError: an installed format cannot be imported.
+    """
+    template = template_text(chat_template)
+    scores = {name: kind.evidence(template) for name, kind in formats().items()}
+    best = max(scores, key=lambda name: scores[name], default=FALLBACK)
+    return best if scores.get(best) else FALLBACK
+
+
+def formats() -> dict[str, type[ToolFormat]]:
+    """Every installed format by name.
+
+    Raises:
+        PluginError: one cannot be imported.
+    """
+    return {c.name: current().resolve(c) for c in current().components("tool_format")}
+
+
+def tool_format(name: str = "auto", *, chat_template: Any = None, **settings: Any) -> ToolFormat:
+    """The format called *name* with its *settings*; ``auto`` is that of *chat_template*.
+
+    Raises:
+        UnknownNameError: no format has the name.
+        PluginError: it cannot be imported.
+    """
+    kind: type[ToolFormat] = current().load("tool_format", detect(chat_template) if name == "auto" else name)
+    return kind(**settings)
