@@ -323,6 +323,18 @@ def test_the_callers_process_never_imports_the_parser_or_the_algebra(tmp_path: P
     assert done.stdout.split() == ["correct", "False", "False"], done.stderr
 
 
+def test_a_fork_server_that_does_not_start_is_a_failure_that_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    verifier = Verifier()
+    with monkeypatch.context() as patch:
+        patch.setattr("sys.executable", "/no/such/python")
+        verdict = verifier.verify("x+1", "\\boxed{1+x}", timeout=60)
+        assert verdict.kind is VerdictKind.ERROR and verdict.starved and "/no/such/python" in verdict.reason
+        with pytest.raises(InfrastructureError, match="/no/such/python"):
+            verifier.unreadable(["x+1"])
+    assert verifier.verify("x+1", "\\boxed{1+x}", timeout=120).kind is VerdictKind.CORRECT  # a failure is not kept
+    verifier.close()
+
+
 def test_workers_end_with_the_process_that_started_them() -> None:
     import subprocess
     import sys

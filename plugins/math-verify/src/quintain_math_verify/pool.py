@@ -35,7 +35,7 @@ class ForkedPool:
     """Children of a fork server, each with one request at a time.
 
     Args:
-        size: children at most; further requests wait, and their clock starts when a child takes them up.
+        size: children at most; further requests wait, and their clock starts when a child gets them.
         memory: limit on the address space of a child, MiB.
         recycle: requests after which a child is replaced.
         cpu_seconds: limit of CPU time on one request, a second line behind the parent's clock.
@@ -92,13 +92,14 @@ class ForkedPool:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-            if self._server is None:
-                self._server = _Server(self.memory, self.cpu_seconds)
             try:
+                if self._server is None:
+                    self._server = _Server(self.memory, self.cpu_seconds)
                 child = self._server.fork()
             except (OSError, EOFError) as e:
-                self._server.close()
-                self._server = None
+                if self._server is not None:
+                    self._server.close()
+                    self._server = None
                 raise InfrastructureError(f"math_equal: the fork server of {sys.executable} ended: {e}") from e
             self._all.add(child)
             return child
@@ -120,7 +121,8 @@ class _Server:
         program = (
             f"import sys; sys.path[:] = {sys.path!r}; from quintain_math_verify.server import serve; serve({arguments})"
         )
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            stack.callback(self.channel.close)  # where the process does not start
             self._process = subprocess.Popen(
                 [sys.executable, "-c", program],
                 stdin=subprocess.DEVNULL,
@@ -130,6 +132,7 @@ class _Server:
                 env={**os.environ, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
                 start_new_session=True,
             )
+            stack.pop_all()
         self._ready = False
 
     def fork(self) -> _Child:

@@ -30,7 +30,7 @@ async def math_equal(
     - ``timeout``, ``too_large`` and ``error`` are failures of the verifier: the rollout is excluded and counted.
 
     Args:
-        timeout: seconds for one comparison, from when a worker takes it up.
+        timeout: seconds for one comparison, from the moment a worker gets it.
         processes: workers of this process at most.
         memory: limit on the address space of a worker, MiB.
         boxed_only: take no answer but a box.

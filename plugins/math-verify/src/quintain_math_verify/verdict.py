@@ -1,4 +1,4 @@
-"""What the verifier says of one answer."""
+"""The verdict on one answer, and its kinds."""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ class Verifier:
     Args:
         processes: workers at most; they start when first needed.
         memory: limit on the address space of each worker, MiB.
-        cache: verdicts that are kept, the least recently used going first.
+        cache: number of verdicts that are kept; the least recently used is dropped first.
+
+    Raises:
+        UsageError: *processes* or *memory* is below 1.
     """
 
     def __init__(self, *, processes: int = 2, memory: int = 2048, cache: int = 100_000) -> None:
@@ -52,15 +55,14 @@ class Verifier:
         self._lock = threading.Lock()
 
     def verify(self, gold: str, reply: str, *, timeout: float = 5.0, boxed_only: bool = False) -> Verdict:
-        """The verdict on *reply*, against the reference *gold*.
+        """The verdict on *reply*, against the reference *gold*. A failure of a worker is one of the kinds.
 
         Args:
-            timeout: seconds from when a worker takes the answer up.
+            timeout: seconds from the moment a worker gets the answer.
             boxed_only: take no answer but a ``\\boxed{}``.
 
         Raises:
             UsageError: *gold* cannot be read as mathematics.
-            InfrastructureError: the workers do not start.
         """
         prepared = self._prepare(gold, reply, boxed_only)
         if isinstance(prepared, Verdict):
@@ -75,7 +77,11 @@ class Verifier:
         return await asyncio.to_thread(self._compute, *prepared, timeout)  # threads that end with the loop
 
     def unreadable(self, golds: Iterable[str], *, timeout: float = 5.0) -> list[tuple[int, str]]:
-        """Index and reason of each reference that no answer could be compared with, for use when data is loaded."""
+        """Index and reason of each reference that no answer could be compared with, for use when data is loaded.
+
+        Raises:
+            InfrastructureError: a worker died, or the workers do not start.
+        """
         rows = list(golds)
         reasons: dict[str, str] = {}
         hard = []
