@@ -14,7 +14,7 @@ from ..types.task import Task
 CLEANUP_SECONDS = 5.0  # that a cancelled task gets to end
 
 
-class TimeLimitReached(InfrastructureError):
+class TimeLimitExceeded(InfrastructureError):
     """An episode or a reward took longer than its limit."""
 
 
@@ -24,12 +24,12 @@ async def in_own_task(code: Callable[[], Awaitable[Any]], limits: Limits, limit:
     Code that takes too long is cancelled. Nothing waits for code that catches that; a warning names *who* and *task*.
 
     Raises:
-        TimeLimitReached: it took longer than the *limit* of this name.
+        TimeLimitExceeded: it took longer than the *limit* of this name.
     """
     loop, seconds, error = asyncio.get_running_loop(), getattr(limits, limit), None
     outcome: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()  # `asyncio.wait` is much slower
     late = f"{who} took over {seconds} s (limits.{limit})"
-    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, TimeLimitReached(late)), outcome)
+    timer = seconds and loop.call_later(seconds, lambda x: _settle(x, None, TimeLimitExceeded(late)), outcome)
     own = loop.create_task(_run(outcome, code, task))
     try:
         result, error = await outcome

@@ -18,7 +18,7 @@ from ..tracebacks import is_failure, said_by, text_of
 from ..types.rollout import AnyGroup, AnyRollout, Group, Rollout, Termination, TerminationKind, type_adapter
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Task
-from .own_task import TimeLimitReached, in_own_task
+from .own_task import TimeLimitExceeded, in_own_task
 from .scoring import score_group, score_rollout
 from .session import EpisodeState, Session
 
@@ -106,7 +106,7 @@ async def _result_of(
     except PolicyFault as e:
         return None, Termination(TerminationKind.POLICY_FAULT, text_of(e), early=True)
     except InfrastructureError as e:
-        late = isinstance(e, TimeLimitReached)
+        late = isinstance(e, TimeLimitExceeded)
         return None, Termination(TerminationKind.TIMEOUT if late else TerminationKind.INFRASTRUCTURE_ERROR, text_of(e))
     except BaseException as e:  # an author's code may raise anything; it becomes the termination
         if isinstance(e, UsageError) or not is_failure(e):  # a mistake in the recipe is the same in every episode
