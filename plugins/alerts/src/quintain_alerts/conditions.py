@@ -211,11 +211,11 @@ def nothing_learned(history: History) -> float | None:
         return None
     norms = [value for r in history.start if (value := number(r, "grad_norm"))]
     least = GRADIENT_GONE * median(norms) if norms else 0.0
-    idle = fmean(_taught_nothing(r, least) for r in history.recent)
+    idle = fmean(_without_signal(r, least) for r in history.recent)
     return _all_of(NOTHING.level(idle), UNSOLVED.level(success))
 
 
-def _taught_nothing(record: MetricsRecord, least: float) -> bool:
+def _without_signal(record: MetricsRecord, least: float) -> bool:
     if number(record, "critic.warmup"):  # on purpose
         return False
     if not number(record, "updates"):  # none was made, or no group was accepted

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Section:
     seconds: float
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
-    notes: Sequence[str] = field(default_factory=tuple)
+    notes: Sequence[str] = ()
 
 
 def sections(distributions: Collection[str], *, timeout: float) -> tuple[list[Section], list[Finding]]:

@@ -77,6 +77,7 @@ class LikelihoodService(Service):
 
         Raises:
             LimitReached: both together exceed the context.
+            ValueError: the prompt is empty, so that the first token of the reply would have no condition.
         """
         prompt_ids = self._ids(prompt)
         reply_ids = self._engine.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
