@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,9 @@ def warm_of(sandbox: Bubblewrap) -> Way:
     async def warm() -> float:
         assert sandbox._warm is not None
         await asyncio.to_thread(sandbox._warm.wait_until_full)
-        return await run()
+        seconds = await run()
+        await asyncio.to_thread(sandbox._warm.wait_until_full)  # or the next way would be measured beside it
+        return seconds
 
     return warm
 
@@ -157,15 +160,28 @@ async def rounds_of(ways: dict[str, Way], rounds: int) -> dict[str, list[float]]
     return seconds
 
 
-async def throughput(sandbox: ProbedSandbox, runs: int, together: int) -> float:
-    """Runs per second of *together* callers."""
+def cpu_seconds() -> float:
+    """CPU time of this process, of the launchers of its sandboxes, and of what these started and collected."""
+    ticks = 0
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            fields = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")
+
+
+async def throughput(sandbox: ProbedSandbox, runs: int, together: int) -> tuple[float, float]:
+    """Runs per second of *together* callers, and CPU seconds of a run."""
     gate = asyncio.Semaphore(together)
 
     async def one() -> None:
         async with gate:
             assert (await sandbox.run(SCRIPT, COMMAND, limits=PATIENT)).status == "ok"
 
-    return runs / await timed(lambda: asyncio.gather(*(one() for _ in range(runs))))
+    before = cpu_seconds()
+    took = await timed(lambda: asyncio.gather(*(one() for _ in range(runs))))
+    await asyncio.sleep(0.5)  # clean-up, and interpreters that take the place of used ones
+    return runs / took, (cpu_seconds() - before) / runs
 
 
 async def lateness(sandbox: ProbedSandbox, times: int) -> list[float]:
@@ -189,10 +205,13 @@ async def measure(options: Any, rounds: int) -> tuple[dict[str, Any], list[str]]
         peer, other = stack.enter_context(peer_of(options.peer))
         seconds = await rounds_of(ways | docker | peer, rounds)
         rates: dict[str, dict[int, list[float]]] = {"bubblewrap": {}, "bubblewrap, warm": {}}
+        cpu: dict[str, list[float]] = {name: [] for name in rates}
         for _ in range(1 if options.quick else 3):
             for together in (1, 4, 8):
                 for name, sandbox in (("bubblewrap", cold), ("bubblewrap, warm", warm)):
-                    rates[name].setdefault(together, []).append(await throughput(sandbox, runs, together))
+                    rate, used = await throughput(sandbox, runs, together)
+                    rates[name].setdefault(together, []).append(rate)
+                    cpu[name].append(used)
         late = await lateness(cold, 5 if options.quick else 20)
     added = {
         name: spread(one - base for one, base in zip(values, seconds["plain interpreter"], strict=True))
@@ -202,6 +221,7 @@ async def measure(options: Any, rounds: int) -> tuple[dict[str, Any], list[str]]
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "added_seconds": added,
         "runs_per_second": {name: {n: spread(v) for n, v in by.items()} for name, by in rates.items()},
+        "cpu_seconds_per_run": {name: spread(values) for name, values in cpu.items()},
         "kill_late_seconds": spread(late),
     }
     return figures, [text for text in (reason, other) if text]
@@ -221,8 +241,12 @@ def main() -> int:
     ]
     print(table(["way", "ms", "ms beyond the plain interpreter"], rows))
     rates = figures["runs_per_second"]
-    counts = [[name, *(f"{found['median']:.0f}" for found in by.values())] for name, by in rates.items()]
-    print("\n" + table(["runs per second, callers", *map(str, rates["bubblewrap"])], counts))
+    cpu = figures["cpu_seconds_per_run"]
+    counts = [
+        [name, *(f"{found['median']:.0f}" for found in by.values()), f"{cpu[name]['median'] * 1000:.1f}"]
+        for name, by in rates.items()
+    ]
+    print("\n" + table(["runs per second, callers", *map(str, rates["bubblewrap"]), "CPU ms of a run"], counts))
     late = figures["kill_late_seconds"]
     print(f"\na kill comes {late['median'] * 1000:.0f} ms after the limit, the latest {late['max'] * 1000:.0f} ms")
     for text in left_out:

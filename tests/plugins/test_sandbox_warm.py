@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, Program
 from quintain_sandbox.program import Program
 from quintain_sandbox.warm import WarmInterpreters, serves
 
-from .sandbox_programs import FILES, HONEST
+from .sandbox_programs import ATTACKS, FILES, HONEST, PRELUDE
 from .sandbox_service import left_behind
 
 LIMITS = ProgramLimits(seconds=30.0, cpu_seconds=20.0, memory=256 << 20, processes=48, output=200_000)
@@ -169,6 +170,31 @@ def test_honest_programs_pass_in_warm_interpreters(sandbox: Bubblewrap) -> None:
         assert (isolated.status, isolated.stdout) == (result.status, result.stdout), result.stderr
         if result.status == "ok":
             assert expected == result.stdout.decode().strip()
+
+
+@pytest.mark.slow
+def test_attacks_are_held_in_warm_interpreters(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    """Every attack has the safe outcome that it has in a new interpreter."""
+    canary = tmp_path / "canary"
+    canary.write_text("SECRET 7261\n")
+    host = {"$FILE": str(canary), "$PORT": "9", "$ABSTRACT": str(canary), "$PID": str(os.getpid())}
+    for attack in ATTACKS:
+        if any(sandbox.guarantees[axis] is not Guarantee.ENFORCED for axis in attack.needs.split()):
+            continue
+        code = PRELUDE + attack.code
+        for name, value in host.items():
+            code = code.replace(name, value)
+        limits = ProgramLimits(
+            seconds=1.5 if "timeout" in attack.statuses.split() else 30.0,
+            cpu_seconds=20.0, memory=256 << 20, processes=48, disk=16 << 20, output=100_000,
+        )  # fmt: skip
+        argv = ["python3", "-I", "attack.py"]
+        assert serves(Program(argv=argv, files={"attack.py": code.encode()}, limits=limits)), attack.name
+        result = asyncio.run(sandbox.run({"attack.py": code.encode()}, argv, limits=limits))
+        assert result.status in attack.statuses.split(), (attack.name, result)
+        assert b"BREACH" not in result.stdout, (attack.name, result)
+        assert b"held" in result.stdout or not attack.exact, (attack.name, result)
+        assert result.usage.memory <= limits.memory
 
 
 def test_limits_hold_in_a_warm_interpreter(sandbox: Bubblewrap) -> None:
