@@ -58,12 +58,16 @@ async def measured(rounds: int, programs: int) -> dict[str, list[float]]:
             result = await service.run({}, argv, limits=PATIENT)
             assert (result.status, result.stdout) == ("ok", b"42\n"), result
 
+        calls: dict[str, Callable[[], Awaitable[object]]] = {
+            "plain": plain,
+            "waiting": lambda: one(waiting),
+            "waiting, no interpreter": lambda: one(waiting, ["echo", "42"]),
+            "fresh": lambda: one(fresh),
+        }
         for _ in range(rounds):
-            await full(waiting)
-            found["plain"].append(await milliseconds(plain))
-            found["waiting"].append(await milliseconds(lambda: one(waiting)))
-            found["waiting, no interpreter"].append(await milliseconds(lambda: one(waiting, ["echo", "42"])))
-            found["fresh"].append(await milliseconds(lambda: one(fresh)))
+            for name, call in calls.items():
+                await full(waiting)  # and nothing is started ahead meanwhile
+                found[name].append(await milliseconds(call))
         await full(waiting)
         began = time.perf_counter()
         await asyncio.gather(*(one(waiting) for _ in range(programs)))

@@ -22,7 +22,7 @@ start() {
         > "$folder/log" 2>&1 < /dev/null &
     local engine=$!
     for _ in $(seq 300); do
-        if grep -q 'API listen on' "$folder/log"; then
+        if grep -qs 'API listen on' "$folder/log"; then
             return 0
         fi
         kill -0 "$engine" 2> /dev/null || break

@@ -49,7 +49,7 @@ def image() -> str:
         pytest.skip(str(e))
 
 
-def processes_of(user: int) -> list[str]:
+def processes_of(user: int | None) -> list[str]:
     """Processes of a user of boxes, zombies too."""
     found = []
     for status in Path("/proc").glob("[0-9]*/status"):
@@ -59,15 +59,10 @@ def processes_of(user: int) -> list[str]:
     return found
 
 
-def containers_of(user: int) -> list[str]:
+def containers_of(service: Docker, user: int) -> list[str]:
     """Containers of sandboxes with a user id."""
-    from quintain_sandbox.engine import Engine
-
-    engine = Engine()
-    try:
-        return [name for name, labels in engine.containers().items() if labels[USER] == str(user)]
-    finally:
-        engine.close()
+    assert service._fleet is not None
+    return [name for name, labels in service._fleet.engine.containers().items() if labels[USER] == str(user)]
 
 
 def left_behind(user: int | None) -> list[str]:

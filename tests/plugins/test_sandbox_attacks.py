@@ -74,8 +74,8 @@ def test_an_attack_is_held_and_the_next_honest_program_works(
     assert ("ok", b"42\n") == (honest.status, honest.stdout)
     if isinstance(sandbox, Docker):
         assert result.usage.user is not None
-        await_nothing(lambda: processes_of(result.usage.user), 1.0)
-        await_nothing(lambda: containers_of(result.usage.user), 20.0)  # at the engine's pace
+        await_nothing(lambda: processes_of(result.usage.user), 5.0)
+        await_nothing(lambda: containers_of(sandbox, result.usage.user), 20.0)  # at the engine's pace
     else:
         await_nothing(lambda: left_behind(result.usage.user), 1.0)
         assert descriptors >= len(os.listdir("/proc/self/fd"))

@@ -43,9 +43,6 @@ class Engine:
         self.url = url or os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
         settings = docker.utils.kwargs_from_env() | ({"base_url": url} if url else {})
         with self._reported("does not answer"):
-            if self.url.startswith("unix://"):  # the client leaves a socket open where nothing listens
-                with socket.socket(socket.AF_UNIX) as probe:
-                    probe.connect(self.url.removeprefix("unix://"))
             self._api = docker.APIClient(version="auto", timeout=CALL_SECONDS, max_pool_size=32, **settings)
 
     def close(self) -> None:
@@ -149,6 +146,9 @@ class Engine:
     @contextlib.contextmanager
     def _reported(self, failure: str) -> Iterator[None]:
         try:
+            if self.url.startswith("unix://"):  # the client leaves a socket open where nothing listens
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(self.url.removeprefix("unix://"))
             yield
         except docker.errors.APIError as e:
             said = str(e.explanation or e)
