@@ -18,6 +18,7 @@ from quintain.testing import EnvironmentSuite
 from quintain_code import Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load
+from quintain_code.names import solution_names, suite_tests
 from quintain_sandbox import Bubblewrap
 
 MBPP: dict[str, Any] = {
@@ -206,6 +207,43 @@ def test_bad_lines_and_empty_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").write_text("\n")
     with pytest.raises(UsageError, match="holds no lines"):
         load(str(tmp_path / "empty.jsonl"), "test")
+
+
+def test_a_data_set_that_cannot_be_had_is_named() -> None:
+    """Tests run offline: the error says why, and what to name instead."""
+    with pytest.raises(UsageError, match=r"'nobody/nothing:main' is no file.*HF_HUB_OFFLINE.*--data FILE"):
+        load("nobody/nothing:main", "test")
+
+
+@pytest.mark.parametrize(
+    ("setup", "test", "reference", "names", "imports"),
+    [
+        ("", "assert f(1) == 2", "", ("f",), ""),
+        ("x = 1", "assert f(x) == g(len('a'))", "def f(): pass", ("f", "g"), ""),
+        ("", "assert sum(1, 2) == abs(-3)", "def sum(a, b): return a + b", ("sum",), ""),
+        ("", "assert math.isclose(f(1), 2)", "import math\ndef f(x): return x", ("f",), "import math"),
+        ("", "assert sqrt(f(1)) == 2", "from math import sqrt as sqrt", ("f",), "from math import sqrt as sqrt"),
+        ("", "assert np.f(1) == 2", "import numpy as np", (), "import numpy as np"),
+        ("import copy", "def check(g):\n    assert g(copy.copy(1)) == 1\ncheck(f)", "", ("f",), ""),
+        ("", "[f(i) for i in range(3)]\ntry: f()\nexcept E as e: print(e)", "class E(Exception): pass", ("E", "f"), ""),
+        ("", "len = f\nassert len(1)", "def len(x): pass", ("f",), ""),
+        ("", "assert f(1)", "def (", ("f",), ""),
+    ],
+)
+def test_the_tests_and_the_reference_say_which_names_are_the_solutions(
+    setup: str, test: str, reference: str, names: tuple[str, ...], imports: str
+) -> None:
+    assert (names, imports) == solution_names(setup, (test,), reference)
+
+
+def test_the_tests_of_a_suite_are_counted_before_it_runs() -> None:
+    text = (
+        "def test_a(): pass\ndef helper(): pass\nclass TestB:\n    def test_c(self): pass\n    def other(self): pass\n"
+    )
+    text += "class Case(unittest.TestCase):\n    def test_d(self): pass\nclass Plain:\n    def test_e(self): pass\n"
+    suite = {"test_x.py": text, "conftest.py": "def test_no(): pass", "sub/y_test.py": "async def test_f(): pass"}
+    expected = ("sub/y_test.py::test_f", "test_x.py::test_a", "test_x.py::TestB::test_c", "test_x.py::Case::test_d")
+    assert expected == suite_tests(suite)
 
 
 def test_check_lists_the_rows_that_cannot_be_used(sandbox: Bubblewrap, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import builtins
-import sys
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
@@ -19,7 +18,7 @@ def solution_names(setup: str, tests: tuple[str, ...], reference: str) -> tuple[
 
     A name belongs to the solution if neither the tests nor Python define it. A built-in name belongs to it only if the
     *reference* defines it, so that no solution can replace ``abs`` or ``len`` in the tests. A library that only the
-    reference imports is imported for the tests, too.
+    reference imports is imported for the tests, too, and a solution cannot replace it either.
 
     Raises:
         UsageError: the tests are no Python.
@@ -103,7 +102,7 @@ def _bound(tree: ast.AST) -> Iterable[str]:
 
 
 def _top_level(reference: str) -> tuple[set[str], dict[str, str]]:
-    """What the reference defines, and its imports of the standard library as statements by bound name."""
+    """What the reference defines, and its imports as statements by bound name."""
     try:
         body = ast.parse(reference).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -122,11 +121,7 @@ def _top_level(reference: str) -> tuple[set[str], dict[str, str]]:
 
 def _imported(node: ast.Import | ast.ImportFrom) -> dict[str, str]:
     if isinstance(node, ast.Import):
-        return {
-            alias.asname or alias.name.partition(".")[0]: f"import {ast.unparse(alias)}"
-            for alias in node.names
-            if alias.name.partition(".")[0] in sys.stdlib_module_names
-        }
-    if node.level or (node.module or "").partition(".")[0] not in sys.stdlib_module_names:
+        return {a.asname or a.name.partition(".")[0]: f"import {ast.unparse(a)}" for a in node.names}
+    if node.level:
         return {}
     return {a.asname or a.name: f"from {node.module} import {ast.unparse(a)}" for a in node.names if a.name != "*"}
