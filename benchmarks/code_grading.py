@@ -1,8 +1,9 @@
 """Milliseconds of one grading in two sandboxes, and gradings per second, on rows of MBPP.
 
-Each round times one row in turn by three ways: the reference and its tests together in a bare interpreter (which any
-solution can fool), an empty program in one sandbox, and the grading. So other work on the machine meets them alike, and
-the ratios say what the second sandbox costs. Throughput is measured apart, with two gradings per core at one time.
+Each round times one row in turn by four ways: the reference and its tests together in a bare interpreter (which any
+solution can fool), an empty program in one sandbox, the grading, and the grading with interpreters that wait. So other
+work on the machine meets them alike, and the ratios say what the second sandbox costs. Throughput is measured apart,
+with two gradings per core at one time.
 
     QUINTAIN_DATA=FOLDER python -m benchmarks.code_grading          two minutes
 """
@@ -34,8 +35,11 @@ async def timed(work: Callable[[], Awaitable[object]]) -> float:
     return (time.perf_counter() - began) * 1000
 
 
-async def rounds(sandbox: Any, grader: Any, tasks: list[Any]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {"bare interpreter": [], "one sandbox, empty program": [], "two sandboxes": []}
+WAYS = ("bare interpreter", "one sandbox, empty program", "two sandboxes", "two warm sandboxes")
+
+
+async def rounds(sandbox: Any, grader: Any, warm: Any, tasks: list[Any]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {way: [] for way in WAYS}
     for task in tasks:
         source = "\n".join([task.solution["solution.py"], task.setup, *task.tests])
 
@@ -46,12 +50,16 @@ async def rounds(sandbox: Any, grader: Any, tasks: list[Any]) -> dict[str, list[
         async def empty() -> None:
             await sandbox.run({}, ["python3", "-I", "-c", "pass"])
 
-        async def graded(task: Any = task) -> None:
-            grade = await grader.once(task, task.solution)
+        async def graded(task: Any = task, by: Any = grader) -> None:
+            grade = await by.once(task, task.solution)
             assert grade.outcome == "passed", (task.source, grade)
 
-        for name, work in zip(found, (bare, empty, graded), strict=True):
+        async def warmly(graded: Any = graded) -> None:
+            await graded(by=warm)
+
+        for name, work in zip(found, (bare, empty, graded, warmly), strict=True):
             found[name].append(await timed(work))
+        await asyncio.sleep(0.1)  # interpreters start again
     return found
 
 
@@ -74,10 +82,11 @@ async def measured(data: Path, n: int, passes: int) -> tuple[dict[str, list[floa
     from quintain_sandbox import Bubblewrap
 
     tasks = list(load(str(data), "test", "test"))[: 4 * n]
-    async with Bubblewrap(slots=SLOTS, needs=()) as sandbox:
-        grader = Grader(sandbox)
-        await rounds(sandbox, grader, tasks[:3])
-        found = await rounds(sandbox, grader, tasks[:n])
+    cold, warm = Bubblewrap(slots=SLOTS, needs=()), Bubblewrap(slots=SLOTS, needs=(), warm=2 * SLOTS)
+    async with cold as sandbox, warm as waiting:
+        grader, ready = Grader(sandbox), Grader(waiting)
+        await rounds(sandbox, grader, ready, tasks[:3])
+        found = await rounds(sandbox, grader, ready, tasks[:n])
         return found, [await throughput(grader, tasks) for _ in range(passes)]
 
 
