@@ -229,6 +229,19 @@ def test_weights_count_the_tests_that_pass_and_no_others(sandbox: Bubblewrap) ->
     assert (0.75, "failed", 2) == (program.score, program.outcome, program.passed)
 
 
+def test_a_loaded_machine_lengthens_the_wall_clock_and_not_the_cpu_time(
+    sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that waits for a core passes, up to four times the usual limit; one that computes does not gain."""
+    cores = os.cpu_count() or 1
+    waits = "import time\ndef f(x):\n    time.sleep(2)\n    return x\n"
+    computes = "def f(x):\n    while True: pass\n"
+    for load, outcome in ((0.0, "timeout"), (1000.0 * cores, "passed")):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
+        assert outcome == grade(sandbox, waits, "assert f(1) == 1", seconds=0.5).outcome
+    assert "timeout" == grade(sandbox, computes, "assert f(1) == 1", seconds=0.5).outcome
+
+
 def test_a_task_whose_reference_fails_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:
     wrong = CodeTask(
         prompt="", tests=("assert f() == 1",), solution={"solution.py": "def f(): return 2"}, source="row 7"

@@ -7,6 +7,7 @@ repeats a nonce and has one outcome for each test.
 from __future__ import annotations
 
 import json
+import os
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
@@ -32,7 +33,9 @@ LINE = 17 << 20
 STREAM = 64 << 20
 """Bytes that one sandbox may send in all."""
 HEADROOM = 3
-"""Wall-clock seconds for each second of CPU time: on a loaded machine a program waits."""
+"""Wall-clock seconds for each second of CPU time."""
+BUSIEST = 4.0
+"""The most by which a loaded machine lengthens them: a program that waits for a core must not time out."""
 PATIENCE = 20.0
 """Seconds that the tests get beyond those of the solution."""
 Operations = dict[str, dict[str, int]]
@@ -215,8 +218,12 @@ def _inside(program: str) -> dict[str, bytes]:
 
 
 def _limits(task: CodeTask) -> ProgramLimits:
+    load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return ProgramLimits(
-        seconds=HEADROOM * task.seconds, cpu_seconds=task.seconds, memory=task.memory << 20, output=STREAM
+        seconds=HEADROOM * task.seconds * min(BUSIEST, max(1.0, load)),
+        cpu_seconds=task.seconds,
+        memory=task.memory << 20,
+        output=STREAM,
     )
 
 

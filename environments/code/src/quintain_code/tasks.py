@@ -71,7 +71,7 @@ class CodeTask(Task):
         argv: of a program: the command that runs it.
         in_place: of a function: the solution may change the lists, dicts and sets that it gets, and the tests see it.
         seconds: CPU time of the solution in all tests together, or in each case. The wall clock has three
-            times as much.
+            times as much, and on a loaded machine up to twelve.
         memory: MiB of each sandbox.
         source: where the task comes from, for messages.
     """
