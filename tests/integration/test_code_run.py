@@ -75,12 +75,12 @@ def test_without_a_sandbox_the_run_is_refused(model: Path, tmp_path: Path, monke
 @pytest.mark.usefixtures("works")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_default_model_learns_to_write_functions(tmp_path: Path, seed: int) -> None:
-    """`quintain train code` with a cold cache: the intervals before and after training do not overlap."""
+    """`quintain train code` with a cold cache: accuracy on problems that training never saw rises."""
     environ = {**os.environ, "QUINTAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
     words = [sys.executable, "-m", "quintain", "train", "code", "--seed", str(seed), "--name", "run"]
     ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=1800)
     assert 0 == ended.returncode, ended.stderr
-    summary = json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())
-    before, after = (summary["held_out"][when] for when in ("before", "after"))
-    assert before["accuracy"] < 0.45
-    assert before["high"] < after["low"]
+    records = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines())
+    held = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    assert held[0] < 0.40
+    assert sum(held[-3:]) / 3 >= held[0] + 0.08  # 0.15 to 0.21 with seeds 0 to 2

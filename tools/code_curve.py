@@ -1,0 +1,42 @@
+"""Draw docs/images/code.png: held-out accuracy and reward of runs of the recipe `code`, one line each.
+
+python tools/code_curve.py runs/code-0 runs/code-1 runs/code-2
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from quintain_viewer import COLOURS, render_png
+
+PLACE = Path(__file__).resolve().parent.parent / "docs" / "images" / "code.png"
+
+
+def main(folders: list[str]) -> None:
+    """Read the metrics of *folders* and write the picture."""
+    runs = {Path(f).name: (Path(f) / "metrics.jsonl").read_text().splitlines() for f in folders}
+    records = {name: [json.loads(line) for line in lines] for name, lines in runs.items()}
+
+    def paint(figure: Any) -> None:
+        left, right = figure.subplots(1, 2)
+        for colour, (name, rows) in zip(COLOURS, records.items(), strict=False):
+            held = [(row["step"], row["held_out.accuracy"]) for row in rows if "held_out.accuracy" in row]
+            left.plot(*zip(*held, strict=True), color=colour, marker="o", markersize=3, label=name)
+            reward = [(row["step"], row["reward.mean"]) for row in rows if "reward.mean" in row]
+            right.plot(*zip(*reward, strict=True), color=colour)
+        left.set_title("held-out accuracy (dev)")
+        right.set_title("mean reward of the samples")
+        for panel in (left, right):
+            panel.set_xlabel("step")
+            panel.set_ylim(0, 1)
+        left.legend()
+
+    PLACE.write_bytes(render_png(paint, size=(8, 3)))
+    print(PLACE)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
