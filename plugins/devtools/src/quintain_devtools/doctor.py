@@ -7,6 +7,7 @@ import platform
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict
 from importlib import metadata
+from typing import Any
 
 import click
 
@@ -20,7 +21,23 @@ COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
 LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
 
 
-@click.command("doctor")
+GROUP = "quintain_devtools.doctor"
+"""Entry-point group of click commands that ``quintain doctor NAME`` runs."""
+
+
+class Doctor(click.Command):
+    """The command, or the one of another distribution that the first argument names."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        for entry_point in metadata.entry_points(group=GROUP, name=args[0]) if args else ():
+            command: click.Command = entry_point.load()
+            return command.make_context(f"{info_name} {args[0]}", args[1:], parent, **extra)
+        return super().make_context(info_name, args, parent, **extra)
+
+
+@click.command("doctor", cls=Doctor)
 @click.argument("distributions", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds for the components of one distribution.")

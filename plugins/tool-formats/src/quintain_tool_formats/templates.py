@@ -1,0 +1,161 @@
+"""What a chat template does to the tokens of a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from quintain import Message, Sampled, ToolCall, ToolSpec
+from quintain.errors import UsageError
+from quintain.models import HFTokenizer
+from quintain.training import Conversation
+
+from .detection import detect, template_text, tool_format
+
+PROBE = ToolSpec(
+    name="probe_tool",
+    description="Look a word up.",
+    parameters={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+)
+SYSTEM = "SYSTEM-PROBE"
+DATES = ("strftime_now", "date_string")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What happened to one conversation.
+
+    Attributes:
+        name: ``dialogue``, ``thought`` (the assistant thinks before each reply), ``tool_block`` (a dialogue with tools
+            that are not called) or ``tools`` (a call and its result).
+        outcome: the template ``appends`` to what is recorded, ``rewrites`` it, or ``refuses`` the messages.
+        messages: indices of the messages in which a rewrite begins.
+        detail: of a refusal, the template's words.
+    """
+
+    name: str
+    outcome: Literal["appends", "rewrites", "refuses"]
+    messages: tuple[int, ...] = ()
+    detail: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateReport:
+    """What `examine_template` found; ``system`` says where the text of a system message goes."""
+
+    tokenizer: str
+    template: bool
+    tool_format: str
+    tools_listed: bool
+    stops: tuple[tuple[int, str], ...]
+    system: Literal["own", "merged", "dropped", "refused"]
+    opens_thought: bool
+    date_line: bool
+    cases: tuple[Case, ...]
+
+    @property
+    def append_only(self) -> bool:
+        """Whether every conversation that the template accepts is one branch."""
+        return all(case.outcome != "rewrites" for case in self.cases)
+
+
+def examine_template(tokenizer: HFTokenizer) -> TemplateReport:
+    """Hold short conversations with the token bridge and look what the template makes of them; samples no model."""
+    template = tokenizer.hf.chat_template
+    name = detect(template)
+    opens = _opens_thought(tokenizer)
+    call = ToolCall(name=PROBE.name, arguments={"word": "three"}, id="call00000")
+    called = tool_format(name, thought_open=opens).render_calls([call], [PROBE])
+    thought = "A-THOUGHT</think>\n\n" if opens else "<think>\nA-THOUGHT\n</think>\n\n"
+    result = Message("tool", "RESULT-1", call_id=call.id, name=call.name)
+    question = [Message("user", f"QUESTION-{i}") for i in (1, 2, 3)]
+    cases = (
+        _case("dialogue", tokenizer, [question[0], "REPLY-1", question[1], "REPLY-2", question[2]]),
+        _case("thought", tokenizer, [question[0], f"{thought}REPLY-1", question[1], f"{thought}REPLY-2", question[2]]),
+        _case("tool_block", tokenizer, [question[0], "REPLY-1", question[1]], [PROBE]),
+        _case("tools", tokenizer, [question[0], called, result, "REPLY-1", question[1]], [PROBE]),
+    )
+    try:
+        listed = PROBE.name in tokenizer.render([question[0]], [PROBE])
+    except UsageError:
+        listed = False
+    return TemplateReport(
+        tokenizer=tokenizer.name,
+        template=tokenizer.has_template,
+        tool_format=name,
+        tools_listed=listed,
+        stops=tuple((i, tokenizer.decode([i])) for i in tokenizer.stop_ids),
+        system=_system(tokenizer),
+        opens_thought=opens,
+        date_line=any(word in template_text(template) for word in DATES),
+        cases=cases,
+    )
+
+
+THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+
+def _opens_thought(tokenizer: HFTokenizer) -> bool:
+    prompt = tokenizer.render([Message("user", "QUESTION-1")])
+    _, _, after = prompt.rpartition("QUESTION-1")
+    return any(after.rfind(opening) > after.rfind(closing) for opening, closing in THOUGHTS)
+
+
+def _system(tokenizer: HFTokenizer) -> Literal["own", "merged", "dropped", "refused"]:
+    user = Message("user", "QUESTION-1")
+    try:
+        text = tokenizer.render([Message("system", SYSTEM), user])
+    except UsageError:
+        return "refused"
+    if SYSTEM not in text:
+        return "dropped"
+    # A message of its own leaves something of the template between its text and the user's.
+    between = text[text.index(SYSTEM) + len(SYSTEM) : text.index("QUESTION-1")]
+    return "own" if between.strip() else "merged"
+
+
+def _case(name: str, tokenizer: HFTokenizer, turns: Sequence[Message | str], tools: Sequence[ToolSpec] = ()) -> Case:
+    """Hold a conversation; text stands for a turn that the policy sampled."""
+    conversation = Conversation(tokenizer, tools)
+    messages: list[Message] = []
+    held: list[int] = []
+    begins: list[int] = []
+    try:
+        for turn in turns:
+            if isinstance(turn, Message):
+                conversation.add(turn)
+                messages.append(turn)
+                if turn is not turns[-1]:
+                    continue
+            ids = conversation.prompt()
+            if held and ids[: len(held)] != held:
+                begins.append(_message_at(tokenizer, held, ids, messages))
+            if isinstance(turn, str):
+                said = [*tokenizer.encode(turn), *tokenizer.stop_ids[-1:]]
+                conversation.add_sampled(_sampled(said, tokenizer.stop_ids[-1:]))
+                messages.append(Message("assistant", turn))
+                held = [*ids, *said]
+    except UsageError as e:
+        return Case(name=name, outcome="refuses", detail=str(e))
+    return Case(name=name, outcome="rewrites" if begins else "appends", messages=tuple(begins))
+
+
+def _sampled(ids: Sequence[int], stop: Sequence[int]) -> Sampled:
+    zeros = (0,) * len(ids)
+    return Sampled(
+        ids=tuple(ids), logps=(0.0,) * len(ids), versions=zeros, finish="stop", stop=stop[0] if stop else None
+    )
+
+
+def _message_at(tokenizer: HFTokenizer, old: Sequence[int], new: Sequence[int], messages: Sequence[Message]) -> int:
+    """The index of the message in which *new* leaves *old*: the first whose text both do not share."""
+    shared = next((i for i, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    before, at = tokenizer.decode(new[:shared]), 0
+    for i, message in enumerate(messages):
+        text = message.content.rpartition("</think>")[2].strip()
+        place = before.find(text, at)
+        if place < 0:
+            return i
+        at = place + len(text)
+    return len(messages) - 1
