@@ -2,7 +2,8 @@
 """Programs for the tests of sandboxes: attacks with the guarantees that they need, and honest programs.
 
 An attack prints ``BREACH`` where it reached something and ``held`` where it was refused. ``$FILE``, ``$PORT``,
-``$ABSTRACT`` and ``$PID`` stand for a file, a server, an abstract socket and the process of the host.
+``$ABSTRACT``, ``$SOCKET``, ``$DATAGRAM`` and ``$PID`` stand for a file, a server, an abstract socket, two sockets at a
+path and the process of the host.
 """
 
 from __future__ import annotations
@@ -58,7 +59,12 @@ ATTACKS = (
 tries(*(lambda p=p: open(p).read(1) for p in ("$FILE", "/etc/shadow", "/root/.bashrc", "/home/x", "/proc/1/root$FILE",
     "/proc/self/root$FILE", "/proc/self/cwd/../../$FILE", "/var/run/docker.sock", "/proc/kcore")))"""),
     Attack("look for secrets in environments and command lines", "filesystem processes", """
-text = b"".join(open(f"/proc/{p}/{f}", "rb").read() for p in os.listdir("/proc") if p.isdigit() for f in ("environ", "cmdline"))
+def read(path):
+    try: return open(path, "rb").read()
+    except OSError: return b""
+try: ids = [p for p in os.listdir("/proc") if p.isdigit()]
+except OSError: ids = range(1, 65536)
+text = b"".join(read(f"/proc/{p}/{f}") for p in ids for f in ("environ", "cmdline")) + repr(os.environ).encode()
 check(any(word in text for word in (b"QUINTAIN", b"--args", b"bwrap", b"$FILE")), text[:100])"""),
     Attack("write system files and start-up files", "filesystem", """
 import site, sysconfig
@@ -82,7 +88,9 @@ tries(*(lambda f=f: socket.socket(f, k) for f, k in ((40, socket.SOCK_STREAM), (
     Attack("kill everything", "processes", """
 os.setsid() if os.getpid() != os.getsid(0) else None
 parent = os.getppid() if os.getppid() > 1 else 999999  # 1 is the box's own, which ignores it
-tries(lambda: os.kill($PID, 9), lambda: os.kill(-1, 9), lambda: os.kill(parent, 9))"""),
+try: os.kill(-1, 9)  # the kernel reports success even where it refused all
+except OSError: pass
+tries(lambda: os.kill($PID, 9), lambda: os.kill(parent, 9))"""),
     Attack("signal, trace and read the trainer", "processes syscalls", """
 tries(lambda: os.pidfd_open($PID), lambda: call(101, 16, $PID, 0, 0), lambda: call(310, $PID, 0, 0, 0, 0, 0),
     lambda: open("/proc/$PID/mem", "rb"), lambda: call(438, 3, 0, 0))"""),
@@ -110,9 +118,8 @@ except RuntimeError:
     pass
 check(born > 100, born); os._exit(0)"""),
     Attack("clone with namespaces, clone3, unshare, setns", "syscalls", """
-fd = os.open("/proc/self/ns/user", os.O_RDONLY)
 tries(lambda: call(56, 0x10000000 | 17, 0, 0, 0, 0), lambda: call(435, 0, 88), lambda: call(272, 0x10000000),
-    lambda: call(308, fd, 0), lambda: call(56, 0x7E020000 | 17, 0, 0, 0, 0))"""),
+    lambda: call(308, os.open("/proc/self/ns/user", os.O_RDONLY), 0), lambda: call(308, 0, 0), lambda: call(56, 0x7E020000 | 17, 0, 0, 0, 0))"""),
     Attack("allocate without limit", "memory", """
 blocks = []
 while True:
@@ -140,19 +147,24 @@ while True:
 written = 0
 try:
     for n in range(1000):
-        with open(f"/tmp/{n}", "wb", buffering=0) as f:
+        with open(f"fill{n}", "wb", buffering=0) as f:
             written += f.write(bytes(1 << 20))
 except OSError:
     pass
-check(written > (20 << 20), written)"""),
+check(written > (256 << 20), written)""", "ok memory", False),
+    Attack("fill other folders", "disk memory filesystem", """
+def fill(place):
+    for n in range(40):
+        write(f"{place}/fill{n}", bytes(1 << 20))
+tries(*(lambda p=p: fill(p) for p in ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev", "/")))"""),
     Attack("one file of 1 TB, sparse or not", "disk", """
-fd = os.open("/tmp/big", os.O_CREAT | os.O_RDWR)
+fd = os.open("big", os.O_CREAT | os.O_RDWR)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 tries(lambda: os.ftruncate(fd, 1 << 40), lambda: os.posix_fallocate(fd, 0, 1 << 40))"""),
     Attack("a million inodes", "memory time", """
 n = 0
 while True:
-    open(f"/tmp/{n}", "w").close(); n += 1""", "memory timeout failed", False),
+    open(f"{n}", "w").close(); n += 1""", "memory timeout failed", False),
     Attack("ten thousand nested folders", "filesystem time", """
 for _ in range(10_000):
     os.mkdir("d"); os.chdir("d")
@@ -190,8 +202,9 @@ tries(*(lambda k=k: more(k) for k in (resource.RLIMIT_CPU, resource.RLIMIT_FSIZE
     lambda: write("/sys/fs/cgroup/memory/cgroup.procs"))"""),
     Attack("become root", "users syscalls", """
 tries(lambda: os.setuid(0), lambda: os.setgid(0), lambda: os.setgroups([0]), lambda: os.chown("/tmp", 0, 0))
-caps = [line.split()[1] for line in open("/proc/self/status") if line.startswith(("CapEff", "CapBnd", "CapPrm"))]
-check(any(int(c, 16) for c in caps), caps)
+head, sets = (ctypes.c_uint * 2)(0x20080522, 0), (ctypes.c_uint * 6)()
+call(125, ctypes.addressof(head), ctypes.addressof(sets))
+check(any(sets[:]) or any(libc.prctl(23, n, 0, 0, 0) == 1 for n in range(41)), list(sets))
 check(subprocess.run("su -c id", shell=True, stdin=subprocess.DEVNULL, capture_output=True).returncode == 0)"""),
     Attack("kernel interfaces with a long history of exploits", "syscalls", """
 buffer = ctypes.create_string_buffer(256)
@@ -208,8 +221,12 @@ print("BREACH", pid)""", "failed"),
 print("held", flush=True)
 print("BREACH", call(0x40000000 | 39))""", "failed"),
     Attack("descriptors of the trainer", "filesystem", """
-own = sorted(int(n) for n in os.listdir("/proc/self/fd"))
-check(own[:3] != [0, 1, 2] or len(own) > 4, own)
+def is_open(n):
+    try: os.fstat(n)
+    except OSError: return False
+    return True
+own = [n for n in range(1024) if is_open(n)]
+check(own != [0, 1, 2], own)
 tries(*(lambda n=n: os.write(n, b"x") for n in range(3, 64)))"""),
     Attack("put characters into a terminal", "syscalls", """
 import fcntl
@@ -229,125 +246,174 @@ for _ in range(10**6): x = [x]
 print("held", flush=True)
 try: pickle.dumps(x)
 except RecursionError: sys.exit(3)""", "failed memory"),
+    Attack("links to host files", "filesystem", """
+tries(*(lambda c=c: c("$FILE", "link") for c in (os.link, os.rename)), lambda: os.rename("main.py", "$FILE"))
+os.symlink("$FILE", "soft")
+tries(lambda: open("soft").read(1), lambda: open("soft", "a"), lambda: open("/proc/self/cwd/soft").read(1))"""),
+    Attack("change a host file without opening it", "filesystem", """
+tries(lambda: os.truncate("$FILE", 0), lambda: os.chmod("$FILE", 0), lambda: os.chown("$FILE", 1, 1), lambda: os.unlink("$FILE"),
+    lambda: os.setxattr("$FILE", "user.x", b"1"), lambda: os.rmdir(os.path.dirname("$FILE")), lambda: os.mkdir("$FILE.d"))"""),
+    Attack("list and watch host folders", "filesystem", """
+folder = ctypes.c_char_p(os.path.dirname("$FILE").encode())
+def watch():
+    value = libc.inotify_add_watch(libc.inotify_init(), folder, 0x100)
+    if value < 0: raise OSError(ctypes.get_errno(), "watch")
+tries(lambda: os.listdir(os.path.dirname("$FILE")), watch, lambda: os.listdir("/root"), lambda: os.listdir("/home"))"""),
+    Attack("servers at a path, by streams and datagrams", "network filesystem", """
+def send():
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    return a.sendto(b"x", "$DATAGRAM")
+def send_stream():
+    a, b = socket.socketpair()
+    return a.sendto(b"x", "$DATAGRAM")
+tries(lambda: connect(socket.AF_UNIX, "$SOCKET"), send, send_stream, lambda: connect(socket.AF_UNIX, "$DATAGRAM", socket.SOCK_DGRAM))"""),
+    Attack("change limits and priority of the trainer", "processes", """
+tries(lambda: os.setpriority(os.PRIO_PROCESS, $PID, 19), lambda: resource.prlimit($PID, resource.RLIMIT_NOFILE, (64, 64)),
+    lambda: os.sched_setaffinity($PID, {0}), lambda: os.sched_setscheduler($PID, os.SCHED_IDLE, os.sched_param(0)),
+    lambda: open("/proc/$PID/oom_score_adj", "w").write("1000"))"""),
+    Attack("descriptors and folders of other processes", "processes filesystem", """
+tries(*(lambda p=p: os.listdir(p) for p in ("/proc/$PID/fd", "/proc/$PID/root", "/proc/$PID/cwd/", "/proc/$PID/task")),
+    *(lambda f=f: open(f"/proc/$PID/{f}").read() for f in ("maps", "environ", "cmdline", "status")))"""),
+    Attack("switches of the kernel", "filesystem", """
+tries(*(lambda p=p: write(p, b"1") for p in ("/proc/sysrq-trigger", "/proc/sys/kernel/panic", "/proc/sys/vm/drop_caches",
+    "/sys/kernel/mm/transparent_hugepage/enabled", "/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/memory/release_agent", "/dev/kmsg", "/dev/mem")))"""),
+    Attack("escape the kernel's choice of what to kill for memory", "memory", """
+def spare():
+    with open("/proc/self/oom_score_adj", "w") as f: f.write("-1000")
+tries(spare)
+blocks = []
+while True:
+    blocks.append(b"x" * (16 << 20))""", "memory"),
+    Attack("memory in files of memory", "memory", """
+files = []
+while True:
+    files.append(os.memfd_create("m"))
+    os.write(files[-1], bytes(8 << 20))""", "memory", False),
+    Attack("memory in pipes", "memory", """
+import fcntl
+total = 0
+try:
+    for _ in range(120):
+        r, w = os.pipe()
+        fcntl.fcntl(w, 1031, 1 << 20)
+        os.set_blocking(w, False)
+        total += os.write(w, bytes(1 << 20))
+except OSError:
+    pass
+check(total > (256 << 20), total)""", "ok memory", False),
+    Attack("spawn without fork", "forks processes", """
+born = 0
+try:
+    for born in range(300):
+        os.posix_spawn("/bin/sleep", ["sleep", "60"], {})
+except OSError:
+    pass
+check(born > 100, born)"""),
+    Attack("children that are never waited for", "forks processes", """
+born = 0
+try:
+    for born in range(500):
+        if os.fork() == 0:
+            os._exit(0)
+except OSError:
+    pass
+print("held", born, flush=True)"""),
+    Attack("a child that keeps standard input open", "processes time", """
+subprocess.Popen(["cat"], stdout=subprocess.DEVNULL)
+print("held", flush=True); os._exit(0)"""),
+    Attack("a daemon without streams that ignores signals", "processes", """
+if os.fork() == 0:
+    os.setsid()
+    for n in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT): signal.signal(n, signal.SIG_IGN)
+    if os.fork() == 0:
+        os.closerange(0, 64)
+        while True: time.sleep(1)
+    os._exit(0)
+print("held", flush=True); sys.exit(0)"""),
+    Attack("daemons that start daemons", "processes time", """
+print("held", flush=True)
+def chain():
+    while True:
+        if os.fork(): os._exit(0)
+        os.setsid(); time.sleep(0.001)
+if os.fork() == 0: chain()
+sys.exit(0)"""),
+    Attack("a repr that never ends", "time", """
+class E(Exception):
+    def __str__(self):
+        while True: pass
+raise E""", "timeout", False),
+    Attack("abort", "processes", "print('held', flush=True)\nos.abort()", "failed"),
+    Attack("a clock that stands still", "time", """
+time.time = time.monotonic = time.perf_counter = lambda: 0.0
+while True: time.sleep(10)""", "timeout", False),
+    Attack("a number of a billion digits", "time", "9 ** 9 ** 9", "timeout", False),
+    Attack("an expression that backtracks", "time", "import re\nre.match('(a+)+$', 'a' * 64 + 'b')", "timeout", False),
+    Attack("stop its whole group", "time", "os.kill(0, signal.SIGSTOP)\ntime.sleep(60)", "timeout", False),
+    Attack("flood both streams byte by byte", "output", "while True: os.write(1, b'x'); os.write(2, b'y')", "output", False),
+    Attack("traps for those who clean up", "filesystem disk", """
+os.symlink("$FILE", "soft"); os.symlink(os.path.dirname("$FILE"), "folder"); os.symlink("/", "root"); os.symlink("soft", "loop")
+os.mkfifo("pipe"); os.mkdir("locked"); write("locked/x"); write(b"\\xff\\n" + b"n" * 200); os.mkdir("empty", 0)
+with open("sparse", "wb") as f: f.truncate(8 << 20)
+for n in range(300): os.link("sparse", f"hard{n}")
+os.makedirs("/".join(["d" * 20] * 100))
+try: os.chmod("locked", 0)
+except OSError: pass
+os.chdir("/".join(["d" * 20] * 100))
+for _ in range(400): os.mkdir("d" * 20); os.chdir("d" * 20)
+print("held")"""),
+    Attack("leave start-up files for the next run", "filesystem", """
+import site
+for folder in (os.getcwd(), os.environ["HOME"], os.environ.get("TMPDIR", "/tmp"), site.getusersitepackages()):
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for name in ("sitecustomize.py", "usercustomize.py", "x.pth", "json.py", ".bashrc", ".profile"):
+            write(os.path.join(folder, name), b"import os; os._exit(9)")
+    except OSError: pass
+print("held")"""),
+    Attack("assemble a host file", "filesystem", """
+write("a.s", b'.incbin "$FILE"')
+done = subprocess.run("command -v gcc && gcc -c a.s", shell=True, capture_output=True)
+check(os.path.exists("a.o") and b"7261" in open("a.o", "rb").read(), done.stderr)"""),
+    Attack("a compiler that never ends", "time memory processes", """
+write("a.c", b'#include "/dev/zero"')
+write("b.c", b"".join(b"#define A%d A%d A%d A%d A%d\\n" % (n, n + 1, n + 1, n + 1, n + 1) for n in range(60)) + b"int x = A0;")
+subprocess.run("command -v gcc || sleep 60; gcc -c a.c & gcc -E -o b.i b.c; wait", shell=True, capture_output=True)
+print("held", flush=True)
+while True: pass""", "timeout memory", False),
+    Attack("an object of a gigabyte", "disk", """
+write("a.c", b"char x[1 << 30] = {1};")
+done = subprocess.run("command -v gcc && gcc -c a.c", shell=True, capture_output=True)
+check(os.path.exists("a.o") and os.path.getsize("a.o") > (16 << 20), done.stderr)""", "ok memory", False),
+    Attack("namespaces by the tools of the system", "syscalls", """
+def tool(*argv):
+    done = subprocess.run(["sh", "-c", 'command -v "$0" >/dev/null || exit 1; "$0" "$@"', *argv], stdin=subprocess.DEVNULL, capture_output=True)
+    if done.returncode: raise OSError(done.returncode, str(done.stderr))
+tries(lambda: tool("unshare", "-Ur", "true"), lambda: tool("unshare", "-n", "true"), lambda: tool("mount", "-t", "tmpfs", "x", "/tmp"),
+    lambda: tool("chroot", "/", "true"), lambda: tool("nsenter", "-t", "1", "-n", "true"), lambda: tool("sudo", "-n", "true"))"""),
+    Attack("filters of its own in place of the box's", "syscalls", """
+prctl = lambda *a: libc.prctl(*map(ctypes.c_ulong, a))
+prctl(22, 0, 0, 0, 0)
+libc.prctl(38, 0, 0, 0, 0)
+tries(lambda: socket.socket(40, socket.SOCK_STREAM), lambda: call(272, 0x10000000), lambda: call(425, 4, 0))
+check(prctl(39, 0, 0, 0, 0) != 1, "no_new_privs")"""),
 )  # fmt: skip
 
 FIRST_RUN = """
 import os, sys, ctypes
 libc = ctypes.CDLL(None, use_errno=True)
-print(libc.shmget(4242, 4096, 0o1666), libc.msgget(4242, 0o1666))
-fd = libc.shm_open(b"/left", 0o1102, 0o666); print(fd)
-open("/tmp/left", "w").write("left"); open("/dev/shm/left2", "w").write("left")
+left = [libc.shmget(4242, 4096, 0o1666), libc.msgget(4242, 0o1666), libc.semget(4242, 1, 0o1666), libc.shm_open(b"/left", 0o1102, 0o666)]
+for path in ("left", "/tmp/left", "/var/tmp/left", "/dev/shm/left2", "/run/left"):
+    try:
+        open(path, "w").write("left"); left.append(0)
+    except OSError:
+        left.append(-1)
+print(sum(n >= 0 for n in left))
 """
 SECOND_RUN = """
 import os, sys, ctypes
 libc = ctypes.CDLL(None, use_errno=True)
-print(libc.shmget(4242, 4096, 0), libc.msgget(4242, 0), os.listdir("/tmp"), os.listdir("/dev/shm"))
+found = [n for n in (libc.shmget(4242, 4096, 0), libc.msgget(4242, 0), libc.semget(4242, 1, 0)) if n >= 0]
+print(found + [p for p in ("left", "/tmp/left", "/var/tmp/left", "/dev/shm/left", "/dev/shm/left2", "/run/left") if os.path.exists(p)])
 """
-"""Two runs that try to pass a message by shared memory, message queues and files."""
-
-HONEST = {
-    "print": ("print(42)", "42"),
-    "sum of standard input": ("import sys\nprint(sum(map(int, sys.stdin.read().split())))", "6"),
-    "lines of standard input": ("print(input(), input(), input())", "1 2 3"),
-    "big output": ("print(len('x' * 60000)); print('x' * 60000, file=__import__('sys').stderr)", "60000"),
-    "unicode": ("print('äöü 中文 🎉')", "äöü 中文 🎉"),
-    "threads": (
-        "import threading\nr = []\nt = [threading.Thread(target=r.append, args=(i,)) for i in range(12)]\n"
-        "[x.start() for x in t]; [x.join() for x in t]\nprint(sum(r))",
-        "66",
-    ),
-    "thread pool": (
-        "from concurrent.futures import ThreadPoolExecutor as T\nwith T(8) as t: print(sum(t.map(abs, range(-9, 0))))",
-        "45",
-    ),
-    "process pool": (
-        "import multiprocessing as m\nif __name__ == '__main__':\n    with m.Pool(3) as p: print(sum(p.map(abs, range(-9, 0))))",
-        "45",
-    ),
-    "subprocess": ("import subprocess\nprint(subprocess.check_output(['echo', 'hi']).decode())", "hi"),
-    "shell pipeline": ("import os\nos.system('seq 1 5 | sort -r | head -1')", "5"),
-    "asyncio": (
-        "import asyncio\nasync def f(): await asyncio.sleep(0.01); return 7\nprint(sum(asyncio.run(f()) for _ in range(3)))",
-        "21",
-    ),
-    "recursion of 10,000 frames": (
-        "import sys, threading\nsys.setrecursionlimit(20000)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(10000))",
-        "10000",
-    ),
-    "temporary file": (
-        "import tempfile\nwith tempfile.TemporaryFile() as f: print(f.write(b'abc'))",
-        "3",
-    ),
-    "write and read in the working directory": ("open('a','w').write('hi')\nprint(open('a').read())", "hi"),
-    "a second module": ("import helper\nprint(helper.VALUE)", "11"),
-    "a package in folders": ("from pkg.sub.mod import VALUE\nprint(VALUE)", "12"),
-    "read a data file": ("import json\nprint(json.load(open('data.json'))['x'])", "5"),
-    "sqlite": (
-        "import sqlite3\nc = sqlite3.connect('x.db'); c.execute('create table t(a)'); c.execute('insert into t values (4)')\n"
-        "c.commit(); print(c.execute('select a from t').fetchone()[0])",
-        "4",
-    ),
-    "local server": (
-        "import socket, threading\ns = socket.create_server(('127.0.0.1', 0))\n"
-        "threading.Thread(target=lambda: s.accept()[0].send(b'ok')).start()\n"
-        "print(socket.create_connection(s.getsockname()).recv(2).decode())",
-        "ok",
-    ),
-    "pair of sockets": ("import socket\na, b = socket.socketpair(); a.send(b'q'); print(b.recv(1).decode())", "q"),
-    "decimal and fractions": (
-        "from decimal import Decimal\nfrom fractions import Fraction\nprint(Decimal(1) / 8, Fraction(1, 3) * 3)",
-        "0.125 1",
-    ),
-    "regular expressions": ("import re\nprint(re.sub('[aeiou]', '', 'sandbox'))", "sndbx"),
-    "big integers": ("print(len(str(2 ** 10000)))", "3011"),
-    "random with a seed": ("import random\nrandom.seed(1)\nprint(random.randint(1, 100))", "18"),
-    "date": ("import datetime\nprint(datetime.date(2024, 2, 28) + datetime.timedelta(2))", "2024-03-01"),
-    "sleep": ("import time\ntime.sleep(0.2)\nprint('up')", "up"),
-    "slow but in time": ("x = 0\nfor i in range(3_000_000): x += i\nprint(x)", "4499998500000"),
-    "80 MB of memory": ("x = bytearray(80_000_000)\nprint(len(x))", "80000000"),
-    "10 MB in a file": (
-        "open('big', 'wb').write(bytes(10_000_000))\nimport os\nprint(os.path.getsize('big'))",
-        "10000000",
-    ),
-    "signal handler": (
-        "import signal, os\nsignal.signal(signal.SIGUSR1, lambda *a: print('got'))\nos.kill(os.getpid(), signal.SIGUSR1)",
-        "got",
-    ),
-    "alarm handler": (
-        "import signal, time\ndef f(*a): print('rang'); raise SystemExit\nsignal.signal(signal.SIGALRM, f)\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.05)\ntime.sleep(2)",
-        "rang",
-    ),
-    "fork and wait": (
-        "import os\np = os.fork()\nif not p: os._exit(3)\nprint(os.waitstatus_to_exitcode(os.waitpid(p, 0)[1]))",
-        "3",
-    ),
-    "mmap": ("import mmap\nm = mmap.mmap(-1, 4096); m[0:2] = b'ok'; print(m[0:2].decode())", "ok"),
-    "gzip and hashes": (
-        "import gzip, hashlib\nprint(len(gzip.decompress(gzip.compress(b'x' * 999))), hashlib.md5(b'').hexdigest()[:4])",
-        "999 d41d",
-    ),
-    "unittest": (
-        "import unittest\nclass T(unittest.TestCase):\n    def test(self): self.assertEqual(1, 1)\n"
-        "r = unittest.main(exit=False).result\nprint(r.testsRun, r.wasSuccessful())",
-        "1 True",
-    ),
-    "ctypes": ("import ctypes\nprint(ctypes.CDLL(None).abs(-5))", "5"),
-    "user and home": (
-        "import getpass, os\nprint(getpass.getuser(), os.path.expanduser('~') == os.getcwd())",
-        "nobody True",
-    ),
-    "named pipe": (
-        "import os, threading\nos.mkfifo('p')\nthreading.Thread(target=lambda: open('p', 'w').write('via')).start()\n"
-        "print(open('p').read())",
-        "via",
-    ),
-    "shared memory": (
-        "from multiprocessing import shared_memory as m\ns = m.SharedMemory(create=True, size=8); s.buf[0] = 9\n"
-        "print(s.buf[0]); s.close(); s.unlink()",
-        "9",
-    ),
-    "lock of a file": ("import fcntl\nf = open('l', 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('locked')", "locked"),
-}
-"""Name to the code and what it prints; standard input is ``1``, ``2``, ``3``."""
-FILES = {"helper.py": b"VALUE = 11\n", "pkg/sub/mod.py": b"VALUE = 12\n", "data.json": b'{"x": 5}'}
+"""Two runs that try to pass a message by shared memory, message queues, semaphores and files."""

@@ -14,19 +14,33 @@ from typing import Any
 import pytest
 
 from quintain.errors import InfrastructureError
-from quintain_sandbox import Bubblewrap, Docker
+from quintain_sandbox import Bubblewrap, Docker, Landlock, ProbedSandbox, Program, ProgramResult, Rlimits
 from quintain_sandbox.cgroups import PREFIX, own_controllers
 from quintain_sandbox.docker import USER, build_image
+from quintain_sandbox.folder import place_of_folders
+from quintain_sandbox.local import LocalSandbox
+from quintain_sandbox.running import RunningProgram
 
-PROVIDERS = ("bubblewrap", pytest.param("docker", marks=pytest.mark.ci))
+PROVIDERS = (
+    "bubblewrap",
+    "landlock",
+    pytest.param("rlimits", marks=pytest.mark.slow),
+    pytest.param("docker", marks=pytest.mark.ci),
+)
 """Parameters of fixtures of suites that hold for all providers."""
+MAKE: dict[str, Callable[..., ProbedSandbox]] = {
+    "bubblewrap": Bubblewrap,
+    "docker": Docker,
+    "landlock": Landlock,
+    "rlimits": functools.partial(Rlimits, allow_unsafe=True),
+}
 
 
 def started(provider: str = "bubblewrap", *, slots: int, **settings: Any) -> Iterator[Any]:
     """A service that runs until the generator ends; skips the test where it cannot start."""
     if provider == "docker":
         image()
-    service = {"bubblewrap": Bubblewrap, "docker": Docker}[provider](slots=slots, needs=(), **settings)
+    service = MAKE[provider](slots=slots, needs=(), **settings)
     try:
         asyncio.run(service.__aenter__())
     except InfrastructureError as e:
@@ -65,8 +79,18 @@ def containers_of(service: Docker, user: int) -> list[str]:
     return [name for name, labels in service._fleet.engine.containers().items() if labels[USER] == str(user)]
 
 
+def run_as(sandbox: ProbedSandbox, user: int | None, program: Program) -> ProgramResult:
+    """Run *program* as *user*, so that the next one finds what it left; `docker` has users of its own."""
+    running = RunningProgram(program)
+    if isinstance(sandbox, LocalSandbox):
+        running.live(lambda program: sandbox.box(program, user, lambda: None))
+    else:
+        running.live(sandbox.open_box)
+    return running.result.result()
+
+
 def left_behind(user: int | None) -> list[str]:
-    """Processes of *user*, those that this process' launchers started, zombies too, and control groups of runs."""
+    """Processes of *user* and of this process' launchers, zombies too, and control groups and folders of runs."""
     processes = {}
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
@@ -83,7 +107,7 @@ def left_behind(user: int | None) -> list[str]:
         if int(lines["PPid"]) in launchers or its:
             found.append(f"process {pid} {lines['Name']}")
     places = own_controllers()
-    for place in {places.memory, places.pids} - {None}:
+    for place in {places.memory, places.pids, place_of_folders(counted=True), place_of_folders(counted=False)} - {None}:
         assert place is not None
         found += [str(folder) for folder in place.glob(f"{PREFIX}-{os.getpid()}-*")]
     return found

@@ -18,7 +18,7 @@ import pytest
 from quintain.errors import InfrastructureError, UsageError
 from quintain.services.manager import opened
 from quintain.training.recipe.tables import ComponentTable
-from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, ProgramResult, bpf, bubblewrap
+from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, ProgramResult, bpf, bubblewrap, local
 from quintain_sandbox.cgroups import ControlGroup, Controllers, own_controllers
 
 from .sandbox_service import left_behind, started
@@ -241,7 +241,7 @@ def test_missing_control_groups_are_measured_and_refused(sandbox: Bubblewrap, mo
 
 def test_a_shared_user_is_measured_and_refused(sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that run as the trainer's user are reported as such; their number stays bounded."""
-    monkeypatch.setattr(bubblewrap, "_user", lambda slot: None)
+    monkeypatch.setattr(local, "take_user", lambda: None)
     service = start(needs=())
     assert service.guarantees["users"] is Guarantee.ABSENT
     others = set(AXES) - {"users", "time"}

@@ -19,7 +19,8 @@ from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, Program
 from quintain_sandbox.program import Program
 from quintain_sandbox.warm import WarmInterpreters, serves
 
-from .sandbox_programs import ATTACKS, FILES, HONEST, PRELUDE
+from .sandbox_programs import ATTACKS, PRELUDE
+from .sandbox_programs_honest import FILES, HONEST
 from .sandbox_service import left_behind
 
 LIMITS = ProgramLimits(seconds=30.0, cpu_seconds=20.0, memory=256 << 20, processes=48, output=200_000)
@@ -163,13 +164,13 @@ def test_a_command_sees_the_same_in_a_warm_interpreter(sandbox: Bubblewrap, code
 
 def test_honest_programs_pass_in_warm_interpreters(sandbox: Bubblewrap) -> None:
     """What ordinary programs do works in them, too."""
-    for code, expected in list(HONEST.values())[::3]:
+    for code, expected in list(HONEST.values())[::8]:
         files = FILES | {"main.py": code.encode()}
         result = asyncio.run(sandbox.run(files, RUN, b"1\n2\n3\n", LIMITS))
         isolated = asyncio.run(sandbox.run(files, ["python3", "-I", "./main.py"], b"1\n2\n3\n", LIMITS))
         assert (isolated.status, isolated.stdout) == (result.status, result.stdout), result.stderr
         if result.status == "ok":
-            assert expected == result.stdout.decode().strip()
+            assert expected == result.stdout.decode("utf-8", "replace").strip()
 
 
 @pytest.mark.slow

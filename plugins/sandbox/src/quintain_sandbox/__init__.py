@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from .best import BestSandbox
 from .bubblewrap import Bubblewrap
 from .docker import Docker
+from .landlock import Landlock
 from .program import Program, ProgramLimits, ProgramResult, Usage
 from .protocol import AXES, Guarantee, ProbedSandbox
+from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 from .session import Interpreter, PythonOutcome, Session, SessionFileError
 
 __all__ = [
     "AXES",
+    "BestSandbox",
     "Bubblewrap",
     "Docker",
     "Guarantee",
     "Interpreter",
+    "Landlock",
     "LineTimeout",
     "LineTooLong",
     "ProbedSandbox",
@@ -23,6 +28,7 @@ __all__ = [
     "ProgramResult",
     "PythonOutcome",
     "ReadError",
+    "Rlimits",
     "RunningProgram",
     "Session",
     "SessionFileError",

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import queue
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import cast
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
@@ -18,23 +17,19 @@ from .box import BubblewrapBox, Setting
 from .bpf import seccomp_filter
 from .cgroups import Controllers, own_controllers, remove_stale
 from .launcher import Launcher
+from .local import AS_ROOT, GROUPS, NO_FILTER, LocalSandbox
 from .probe import measure
-from .program import Program, ProgramLimits
-from .protocol import AXES, Guarantee, ProbedSandbox, weakest
-from .running import BESIDE, Box, Programs
+from .program import Program
+from .protocol import AXES, weakest
+from .running import Box
 from .warm import IMPORTS, WarmInterpreters
 
-USERS = 1_900_000_000
-"""First user id of the boxes: above those of users, services and containers."""
-PER_PROCESS = 192
-"""User ids of one trainer, by its process id: one for each box that it may have at one time."""
 MAX_WARM = 63
-MAX_SLOTS = PER_PROCESS - BESIDE - MAX_WARM - 1
 INSTALL = "install bubblewrap: apt-get install bubblewrap"
 ALLOW = "allow user namespaces: sysctl -w user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1"
 
 
-class Bubblewrap(ProbedSandbox):
+class Bubblewrap(LocalSandbox):
     """Each run gets new namespaces; the program is pid 1 of its own, so all of its processes end with it.
 
     Attributes:
@@ -47,6 +42,9 @@ class Bubblewrap(ProbedSandbox):
         imports: modules that they have imported.
     """
 
+    _setting: Setting | None = None
+    _warm: WarmInterpreters | None = None
+
     def __init__(
         self,
         *,
@@ -56,49 +54,19 @@ class Bubblewrap(ProbedSandbox):
         warm: int = 0,
         imports: Sequence[str] = tuple(IMPORTS),
     ) -> None:
-        if not 1 <= slots <= MAX_SLOTS:
-            raise UsageError(f"bubblewrap.slots is {slots}; expected 1 to {MAX_SLOTS}")
         if not 0 <= warm <= MAX_WARM:
             raise UsageError(f"bubblewrap.warm is {warm}; expected 0 to {MAX_WARM}")
-        for path in read_only:
-            if not Path(path).is_absolute() or not Path(path).exists():
-                raise UsageError(f"bubblewrap.read_only has {path!r}; expected an absolute path that exists")
-        self.slots, self.needs, self.read_only = slots, tuple(needs), tuple(read_only)
+        super().__init__(slots=slots, needs=needs, read_only=read_only)
         self.warm, self.imports = warm, tuple(imports)
-        self._warm: WarmInterpreters | None = None
-        self.guarantees: Mapping[str, Guarantee] = {}
-        self._setting: Setting | None = None
-        self._users: queue.LifoQueue[int | None] = queue.LifoQueue()
 
-    async def __aenter__(self) -> Self:
+    def prepare(self) -> None:
+        """See `LocalSandbox.prepare`."""
         self._setting = _setting(self.read_only)
-        self._users = queue.LifoQueue()
-        for place in reversed(range(PER_PROCESS)):
-            self._users.put(_user(place))
-        self.programs = Programs(self.slots, self.open_box)
-        try:
-            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
-            self.guarantees = await measure(self)
-        except InfrastructureError as e:
-            await self.__aexit__()
-            raise InfrastructureError(f"{e}\n{self.fix('filesystem')}") from e
-        except OSError as e:
-            await self.__aexit__()
-            raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
-        except BaseException:
-            await self.__aexit__()
-            raise
-        try:
-            if self.warm:
-                await self._warm_up()
-            self.require(self.needs)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
 
-    async def _warm_up(self) -> None:
+    async def settle(self) -> None:
         """Start the interpreters that wait, and measure what holds in them; the weaker level counts."""
+        if not self.warm:
+            return
         self._warm = WarmInterpreters(self._cold_box, self.warm, self.imports)
         self._warm.patient = True
         guarantees = await measure(self)
@@ -106,14 +74,14 @@ class Bubblewrap(ProbedSandbox):
         self.guarantees = {axis: weakest(level, guarantees[axis]) for axis, level in self.guarantees.items()}
         await asyncio.to_thread(self._warm.wait_until_full)
 
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close_programs()
+    def release(self) -> None:
+        """See `LocalSandbox.release`."""
         warm, self._warm = self._warm, None
         if warm is not None:
-            await asyncio.to_thread(warm.close)
+            warm.close()
         setting, self._setting = self._setting, None
         if setting is not None:
-            await asyncio.to_thread(setting.launcher.close)
+            setting.launcher.close()
 
     def open_box(self, program: Program) -> Box:
         """See `ProbedSandbox.open_box`."""
@@ -121,22 +89,23 @@ class Bubblewrap(ProbedSandbox):
         return box or self._cold_box(program)
 
     def _cold_box(self, program: Program) -> BubblewrapBox:
+        return cast(BubblewrapBox, super().open_box(program))
+
+    def box(self, program: Program, user: int | None, give_back: Callable[[], None]) -> BubblewrapBox:
+        """See `LocalSandbox.box`."""
         if self._setting is None:
+            give_back()
             raise InfrastructureError("bubblewrap is not started")
-        users = self._users
-        user = users.get()
-        return BubblewrapBox(self._setting, program, user, lambda: users.put(user))
+        return BubblewrapBox(self._setting, program, user, give_back)
 
     def fix(self, axis: str) -> str:
+        """See `ProbedSandbox.fix`."""
         if axis in ("memory", "forks"):
-            return (
-                "no writable control group for it: run as root, or under "
-                "'systemd-run --user --scope -p Delegate=yes' in a subgroup with memory and pids"
-            )
+            return GROUPS
         if axis == "users":
-            return "run the trainer as root: only root can give each box a user of its own"
+            return AS_ROOT
         if axis == "syscalls":
-            return f"needs seccomp filters in the kernel (CONFIG_SECCOMP_FILTER) of {platform.machine()}"
+            return NO_FILTER
         return f"{INSTALL}; {ALLOW}"
 
 
@@ -153,14 +122,3 @@ def _setting(read_only: Iterable[str]) -> Setting:
         controllers=controllers,
         read_only=tuple(read_only),
     )
-
-
-def _user(place: int) -> int | None:
-    """The host's user id of a box: only root can change to another one."""
-    if os.geteuid() != 0:
-        return None
-    ranges = [line.split() for line in Path("/proc/self/uid_map").read_text().splitlines()]
-    last = max(int(first) + int(count) - 1 for first, _, count in ranges)
-    room = min(USERS, last - (1 << 16)) if last > (1 << 17) else last - (1 << 14)
-    places = max(1, (last - room) // PER_PROCESS - 1)
-    return None if room <= 0 else room + os.getpid() % min(places, 1_000_000) * PER_PROCESS + place

@@ -85,6 +85,8 @@ class Launcher:
     ) -> LaunchedProcess:
         """Start *argv* (an absolute path first) in a session of its own, with an empty environment.
 
+        Empty, it stands for `confine` in a fork of the launcher, which starts a program without namespaces.
+
         Args:
             descriptors: what it inherits as 0, 1, 2 and so on; at least three.
             limits: hard and soft limit by name, as ``{"NOFILE": 64}``.

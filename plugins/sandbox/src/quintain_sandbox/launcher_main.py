@@ -14,7 +14,9 @@ import array
 import contextlib
 import ctypes
 import fcntl
+import functools
 import gc
+import importlib.util
 import json
 import os
 import resource
@@ -22,6 +24,7 @@ import select
 import signal
 import socket
 import sys
+from types import ModuleType
 from typing import Any
 
 MORE, LAST, KILL = b"+", b".", b"k"
@@ -39,6 +42,7 @@ def main(control: int, parent: int) -> None:
     for descriptor in (control, wake, parent):
         os.set_inheritable(descriptor, False)
         poll.register(descriptor, select.POLLIN)
+    confiner()
     gc.freeze()
     gc.disable()
     ends: dict[int, int] = {}  # process id to the pipe for its end
@@ -63,6 +67,17 @@ def main(control: int, parent: int) -> None:
             ends[process] = end
             socket.send_fds(sock, [str(process).encode()], [handle])
             os.close(handle)
+
+
+@functools.cache
+def confiner() -> ModuleType:
+    """The module `confine` beside this file, loaded before the first fork."""
+    spec = importlib.util.spec_from_file_location("confine", os.path.join(os.path.dirname(__file__), "confine.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
@@ -124,7 +139,13 @@ def become(request: int, inherited: list[int]) -> None:
             os.setresgid(*[wanted["user"]] * 3)
             os.setresuid(*[wanted["user"]] * 3)
         os.chdir("/")
-        os.execve(wanted["argv"][0], wanted["argv"], {})
+        if wanted["argv"]:
+            os.execve(wanted["argv"][0], wanted["argv"], {})
+        os.closerange(len(inherited), 1 << 16)  # such as the ends of other programs
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        confiner().main()
+        status = 0
     except (OSError, ValueError) as e:
         status = 126
         os.write(2, f"the launcher failed: {e}".encode())

@@ -6,10 +6,14 @@ A canary that cannot run proves nothing, so its axis is absent.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import secrets
 import socket
 import tempfile
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from quintain import InfrastructureError
@@ -35,34 +39,72 @@ def family(number):
     except OSError as e:
         return e.errno == errno.EAFNOSUPPORT
     return False
-def connect(address, kind):
-    with socket.socket(kind, socket.SOCK_STREAM) as s:
+def connect(address, family, kind=socket.SOCK_STREAM):
+    with socket.socket(family, kind) as s:
         s.settimeout(1)
         s.connect(address)
+        s.send(b"x")
+def send(path):
+    pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    pair[0].sendto(b"x", path)
+def interfaces():
+    with open("/proc/net/dev") as file:
+        return {line.split(":")[0].strip() for line in file.readlines()[2:]}
+try:
+    listed = {p for p in os.listdir("/proc") if p.isdigit()} - {"1", str(os.getpid())}
+except OSError:
+    listed = set()
 libc = ctypes.CDLL(None, use_errno=True)
 def fails(*arguments):
     return libc.syscall(*map(ctypes.c_long, arguments)) == -1
-def fill(path):
-    with open(path, "wb") as f:
-        for _ in range(64):
-            f.write(bytes(1 << 20))
-        f.flush()
-written = 0
-def fill_many():
-    for n in range(16):
-        with open(f"/tmp/fill{n}", "wb", buffering=0) as f:
-            f.write(bytes(4 << 20))
+host, file, pid = wanted["folder"], wanted["file"], wanted["pid"]
 print(json.dumps({
-    "filesystem": refused(lambda: open(wanted["file"])) and refused(lambda: open("/usr/canary", "w"))
-        and refused(lambda: open("/canary", "w")),
-    "network": refused(lambda: connect(("127.0.0.1", wanted["port"]), socket.AF_INET))
-        and refused(lambda: connect("\0" + wanted["abstract"], socket.AF_UNIX))
-        and {line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]} <= {"lo"},
-    "processes": os.getpid() < 100 and {p for p in os.listdir("/proc") if p.isdigit()} <= {"1", str(os.getpid())},
-    "disk": refused(lambda: fill("/tmp/one")) and refused(fill_many) and refused(lambda: fill("/dev/shm/one")),
+    "filesystem": all(map(refused, (
+        lambda: open(file), lambda: open(file, "a"), lambda: os.truncate(file, 0), lambda: os.chmod(file, 0o600),
+        lambda: os.listdir(host), lambda: os.mkdir(host + "/made"), lambda: open("/usr/canary", "w"),
+        lambda: open("/canary", "w")))),
+    "network": all(map(refused, (
+        lambda: connect(("127.0.0.1", wanted["port"]), socket.AF_INET),
+        lambda: connect("\0" + wanted["abstract"], socket.AF_UNIX), lambda: connect(host + "/stream", socket.AF_UNIX),
+        lambda: send(host + "/datagram")))) and (family(socket.AF_INET) or interfaces() <= {"lo"}),
+    "processes": not listed and (pid in (1, os.getpid()) or all(map(refused, (  # its number may be one of this box
+        lambda: os.kill(pid, 0), lambda: open(f"/proc/{pid}/cmdline"),
+        lambda: os.setpriority(os.PRIO_PROCESS, pid, 19))))) and (os.getppid() <= 1
+        or refused(lambda: os.kill(os.getppid(), 0))),
     "syscalls": family(40) and family(16) and family(17) and fails(wanted["unshare"], 0x10000000)
         and fails(wanted["io_uring_setup"], 1, 0) and fails(wanted["keyctl"], 0, -3, 0),
 }))
+"""
+STAY = r"""
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.execv("/bin/sh", ["sh", "-c", "sleep 60; :", "%s"])
+    os._exit(0)
+os.wait()
+"""
+DISK = r"""
+import os
+def refused(path, size):
+    try:
+        with open(path, "wb", buffering=0) as f:
+            for _ in range(size >> 20):
+                f.write(bytes(1 << 20))
+    except OSError:
+        return True
+    return False
+def bounded(place, size):
+    names = [f"{place}/fill{os.getpid()}-{n}" for n in range(size >> 22)]
+    kept = any(refused(name, 4 << 20) for name in names)
+    for name in names:
+        if os.path.exists(name):
+            os.unlink(name)
+    return kept
+whole = refused("one", %(one)d)
+os.unlink("one")
+small = [bounded(place, %(some)d) for place in ("/tmp", "/var/tmp", "/dev/shm")]
+print(whole and all(small) and bounded(".", %(all)d))
 """
 MEMORY = r"""
 import os, time
@@ -107,7 +149,7 @@ while True:
 
 async def measure(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
     """Run the canaries in *sandbox*; the guarantee of each axis."""
-    checks = (_look, _memory, _forks, _output)
+    checks = (_look, _disk, _memory, _forks, _output)
     found: dict[str, Guarantee] = dict.fromkeys(AXES, Guarantee.ABSENT)
     for levels in await asyncio.gather(*(check(sandbox) for check in checks)):
         found.update(levels)
@@ -120,19 +162,42 @@ async def _python(sandbox: ProbedSandbox, code: str, stdin: str = "", seconds: f
 
 
 async def _look(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
-    """Try to reach a file, a server and an abstract socket of this process, and to make forbidden system calls."""
-    with tempfile.NamedTemporaryFile("w", suffix="-canary") as canary:
-        os.fchmod(canary.fileno(), 0o644)
-        return await _look_for(sandbox, canary.name)
+    """Try to reach a file, servers and processes of the host, to stay, and to make forbidden system calls."""
+    with tempfile.TemporaryDirectory(suffix="-canary") as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
+        os.chmod(folder, 0o777)  # so that only the box stands between
+        os.fchmod(file.fileno(), 0o666)
+        levels = await _look_around(sandbox, folder, file.name)
+    token = secrets.token_hex(16)
+    await _python(sandbox, STAY % token)
+    return levels if not _runs(token) else levels | {"processes": Guarantee.ABSENT}
 
 
-async def _look_for(sandbox: ProbedSandbox, canary: str) -> dict[str, Guarantee]:
+def _runs(token: str) -> bool:
+    """Whether a process of this machine has *token* on its command line."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if token.encode() in file.read_bytes():
+                return True
+    return False
+
+
+async def _look_around(sandbox: ProbedSandbox, folder: str, file: str) -> dict[str, Guarantee]:
     calls = MACHINES[os.uname().machine][1]
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(socket.AF_UNIX) as listener:
-        listener.bind("\0" + canary)
-        listener.listen()
-        wanted = {"file": canary, "port": server.getsockname()[1], "abstract": canary}
-        wanted |= {name: calls[name] for name in ("unshare", "io_uring_setup", "keyctl")}
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        for place, kind in {
+            f"\0{folder}": socket.SOCK_STREAM,
+            f"{folder}/stream": socket.SOCK_STREAM,
+            f"{folder}/datagram": socket.SOCK_DGRAM,
+        }.items():
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, kind))
+            listener.bind(place)
+            if kind is socket.SOCK_STREAM:
+                listener.listen()
+            if not place.startswith("\0"):
+                os.chmod(place, 0o777)
+        wanted = {"folder": folder, "file": file, "port": server.getsockname()[1], "abstract": folder}
+        wanted |= {name: calls[name] for name in ("unshare", "io_uring_setup", "keyctl")} | {"pid": os.getpid()}
         result = await _python(sandbox, LOOK, json.dumps(wanted))
     try:
         saw: dict[str, Any] = json.loads(result.stdout)
@@ -142,6 +207,14 @@ async def _look_for(sandbox: ProbedSandbox, canary: str) -> dict[str, Guarantee]
     levels = {axis: Guarantee.ENFORCED if kept is True else Guarantee.ABSENT for axis, kept in saw.items()}
     own = result.usage.user not in (0, os.getuid(), None)
     return levels | {"users": Guarantee.ENFORCED if own else Guarantee.ABSENT}
+
+
+async def _disk(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+    """Files that together exceed what memory and disk may have; memory may be what ends it."""
+    sizes = {"one": 8 * LIMITS.disk, "some": 3 * LIMITS.disk, "all": LIMITS.memory + 3 * LIMITS.disk}
+    result = await _python(sandbox, DISK % sizes)
+    kept = result.stdout.strip() == b"True" or result.status == "memory"
+    return {"disk": Guarantee.ENFORCED if kept else Guarantee.ABSENT}
 
 
 async def _memory(sandbox: ProbedSandbox) -> dict[str, Guarantee]:

@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
+from typing import ClassVar
 
 from quintain import Sandbox
 from quintain.errors import UsageError, did_you_mean
@@ -18,9 +19,9 @@ from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
 __all__ = ["AXES", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Status", "Usage"]
 
 AXES: Mapping[str, str] = {
-    "filesystem": "host files other than programs and libraries are invisible, and all host files are read-only",
+    "filesystem": "no host file other than programs and libraries can be read, and none can be changed",
     "network": "neither another machine nor a server or abstract socket of this one is reachable",
-    "processes": "processes of the host are invisible, and all of the program's end with it",
+    "processes": "no process of the host can be listed, read or signalled, and all of the program's end with it",
     "users": "the program's user on the host owns nothing and differs from the trainer's and from its neighbours'",
     "memory": "the sum over all processes and temporary files is bounded",
     "forks": "the number of processes and threads is bounded",
@@ -53,6 +54,10 @@ class ProbedSandbox(Sandbox):
 
     guarantees: Mapping[str, Guarantee]
     """By axis, for all of `AXES`; filled at start."""
+    sessions: bool = True
+    """Whether a program in a box can see and end all others of the box, as the supervisor of a session does."""
+    unsafe: ClassVar[bool] = False
+    """Whether it isolates nothing, so that what is measured with it is to be tagged."""
     programs: Programs | None = None
     """What runs; ``None`` while the service is not started."""
 
@@ -122,6 +127,8 @@ class ProbedSandbox(Sandbox):
             UsageError: as `run`.
             InfrastructureError: as `run`; also at the end of the block.
         """
+        if not self.sessions:
+            raise UsageError(f"{self.name} has no sessions; use docker or bubblewrap")
         # The supervisor bounds each command; what it says of one must fit, whatever the commands are together.
         program = Program(
             argv=SUPERVISOR,

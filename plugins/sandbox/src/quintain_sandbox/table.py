@@ -9,11 +9,15 @@ from quintain.errors import QuintainError
 
 from .bubblewrap import Bubblewrap
 from .docker import Docker
+from .landlock import Landlock
 from .protocol import AXES, Guarantee, ProbedSandbox
+from .rlimits import Rlimits
 
 PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {
-    "bubblewrap": lambda: Bubblewrap(slots=2, needs=()),
     "docker": lambda: Docker(slots=2, pool=0, needs=()),
+    "bubblewrap": lambda: Bubblewrap(slots=2, needs=()),
+    "landlock": lambda: Landlock(slots=2, needs=()),
+    "rlimits": lambda: Rlimits(slots=2, allow_unsafe=True),
 }
 """Name of the component to a service that starts whatever it enforces, in the order of preference."""
 

@@ -1,0 +1,92 @@
+"""The service `sandbox`: the best provider of this machine, which also fills a slot of that name without a recipe."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Self
+
+from quintain.errors import InfrastructureError, UsageError, did_you_mean
+
+from .bubblewrap import Bubblewrap
+from .docker import Docker
+from .landlock import Landlock
+from .program import Program
+from .protocol import AXES, Guarantee, ProbedSandbox
+from .running import Box
+
+log = logging.getLogger("quintain.sandbox")
+PROVIDERS: Mapping[str, Callable[..., ProbedSandbox]] = {
+    "docker": Docker,
+    "bubblewrap": Bubblewrap,
+    "landlock": Landlock,
+}
+"""In the order of preference. What is no sandbox is not among them."""
+
+
+class BestSandbox(ProbedSandbox):
+    """The first of `providers` that starts and enforces `needs`. It says on standard error which, and why not others.
+
+    Attributes:
+        slots: programs at one time.
+        needs: axes that must be enforced on this machine, else the service does not start; the default is all.
+        providers: which to try, in this order.
+    """
+
+    def __init__(
+        self,
+        *,
+        slots: int = os.cpu_count() or 1,
+        needs: Sequence[str] = tuple(AXES),
+        providers: Sequence[str] = tuple(PROVIDERS),
+    ) -> None:
+        for name in providers:
+            if name not in PROVIDERS:
+                raise UsageError(f"sandbox.providers has {name!r}{did_you_mean(name, PROVIDERS)}")
+        self.slots, self.needs, self.providers = slots, tuple(needs), tuple(providers)
+        self.guarantees: Mapping[str, Guarantee] = {}
+        self.chosen: ProbedSandbox | None = None
+
+    async def __aenter__(self) -> Self:
+        reasons = []
+        for name in self.providers:
+            service = PROVIDERS[name](slots=self.slots, needs=self.needs)
+            try:
+                await service.__aenter__()
+            except (InfrastructureError, UsageError) as e:
+                reasons.append((name, " ".join(str(e).split()), isinstance(e, UsageError)))
+                continue
+            self.chosen, self.programs, self.guarantees = service, service.programs, service.guarantees
+            self.sessions = service.sessions
+            log.log(logging.WARNING if reasons else logging.INFO, "%s", self._choice(name, reasons))
+            return self
+        error = UsageError if any(unmet for _, _, unmet in reasons) else InfrastructureError
+        lines = "".join(f"\n  {name}: {reason}" for name, reason, _ in reasons)
+        raise error(f"no sandbox of this machine enforces {', '.join(self.needs) or 'anything'}:{lines}")
+
+    def _choice(self, name: str, reasons: Sequence[tuple[str, str, bool]]) -> str:
+        weak = [f"{axis} {level}" for axis, level in self.guarantees.items() if level is not Guarantee.ENFORCED]
+        kept = "all guarantees enforced" if not weak else "all guarantees enforced but " + ", ".join(weak)
+        passed = "".join(f"; not {other}: {reason[:200]}" for other, reason, _ in reasons)
+        return f"sandbox: {name}, {kept}{passed}"
+
+    async def __aexit__(self, *exc: object) -> None:
+        chosen, self.chosen, self.programs = self.chosen, None, None
+        if chosen is not None:
+            await chosen.__aexit__(*exc)
+
+    def open_box(self, program: Program) -> Box:
+        """See `ProbedSandbox.open_box`."""
+        if self.chosen is None:
+            raise InfrastructureError("sandbox is not started")
+        return self.chosen.open_box(program)
+
+    @property
+    def name(self) -> str:
+        """The chosen provider's name in messages."""
+        return "sandbox" if self.chosen is None else self.chosen.name
+
+    def fix(self, axis: str) -> str:
+        """See `ProbedSandbox.fix`."""
+        return "" if self.chosen is None else self.chosen.fix(axis)

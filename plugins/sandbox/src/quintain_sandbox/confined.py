@@ -1,0 +1,241 @@
+"""One program without namespaces: its folder, control group and confiner, its end and what it left.
+
+`confine` is the process between the trainer and the program. It stays outside of the program's confinement, so it can
+end all of the program's processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from quintain import InfrastructureError
+
+from .box import SYSTEM
+from .bpf import host_rules, seccomp_filter
+from .cgroups import ControlGroup, Controllers
+from .folder import make_folder, remove_folder
+from .launcher import Launcher, in_memory
+from .program import Program, ProgramLimits, Usage
+from .running import Box, EndedBy, Finish
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER, MAKE_DEVICES, DEVICE_CALLS = 1, 2, 4, 8, 1 << 6 | 1 << 11, 1 << 15
+"""Access rights of Landlock, include/uapi/linux/landlock.h."""
+READ = EXECUTE | READ_FILE | READ_FOLDER
+FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+"""How many rights about files a version has; 16 from version 5 on."""
+DEVICES = {
+    "/dev/null": READ_FILE | WRITE_FILE,
+    "/dev/zero": READ_FILE,
+    "/dev/random": READ_FILE,
+    "/dev/urandom": READ_FILE,
+}
+START_SECONDS = 30.0
+"""How long the confiner may take to get ready on a loaded machine."""
+END_SECONDS = 2.0
+CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confinement:
+    """What is the same for all programs of a service.
+
+    Attributes:
+        abi: version of Landlock; 0 confines by limits and the user alone.
+        place: where the folders of programs are made.
+    """
+
+    provider: str
+    abi: int
+    place: Path
+    launcher: Launcher
+    controllers: Controllers = field(default_factory=Controllers)
+    read_only: tuple[str, ...] = ()
+
+    def landlock(self, folder: Path) -> dict[str, Any] | None:
+        """What Landlock refuses to a program with *folder*, and the exceptions."""
+        if not self.abi:
+            return None
+        every = (1 << FILE_RIGHTS.get(self.abi, 16)) - 1
+        paths = [path for path in (*SYSTEM, *self.read_only) if os.path.exists(path)]
+        rules = [(path, READ if os.path.isdir(path) else READ & ~READ_FOLDER) for path in paths]
+        rules += [*DEVICES.items(), (str(folder), every & ~MAKE_DEVICES & ~DEVICE_CALLS)]
+        return {"rules": rules, "files": every, "network": 3 * (self.abi >= 4), "scopes": 3 * (self.abi >= 6)}
+
+    def seccomp(self, user: int | None) -> bytes:
+        """The filter of a program with a *user* of its own, or none; empty without Landlock."""
+        return seccomp_filter(host=host_rules(own_user=user is not None, abi=self.abi)) if self.abi else b""
+
+
+class ConfinedBox(Box):
+    """The processes, pipes, folder and control groups of one program.
+
+    Args:
+        user: the host's user and group id to drop to, ``None`` to keep the present ones.
+        give_back: called when nothing of the user is left.
+
+    Raises:
+        InfrastructureError: the program was not started.
+    """
+
+    def __init__(
+        self, confinement: Confinement, program: Program, user: int | None, give_back: Callable[[], None]
+    ) -> None:
+        self._provider, self._program = confinement.provider, program
+        self._report = b""
+        self._child: int | None = None
+        with ExitStack() as stack:
+            stack.callback(give_back)
+            try:
+                self._open(confinement, program, user, stack)
+            except OSError as e:
+                raise InfrastructureError(f"{self._provider} cannot start a program: {e}") from e
+            self._stack = stack.pop_all()
+
+    def _open(self, confinement: Confinement, program: Program, user: int | None, stack: ExitStack) -> None:
+        self._group = ControlGroup(confinement.controllers, program.limits.memory, program.limits.processes)
+        stack.callback(self._group.remove)
+        folder = make_folder(confinement.place, program.files, user)
+        stack.callback(remove_folder, folder)
+        with ExitStack() as inherited:
+            theirs: list[int] = []
+
+            def inherit(descriptor: int) -> None:
+                inherited.callback(os.close, descriptor)
+                theirs.append(descriptor)
+
+            stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
+            stack.callback(self.end_input)
+            inherit(stdin)
+            self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, self.stdout)
+            inherit(stdout)
+            self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, self.stderr)
+            inherit(stderr)
+            self._status, status = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, self._status)
+            inherit(status)
+            order = {
+                "argv": list(program.argv),
+                "environment": _environment(folder),
+                "home": str(folder / "box"),
+                "user": user,
+                "limits": _limits(confinement, program.limits, user),
+                "groups": [str(entrance) for entrance in self._group.entrances],
+                "landlock": confinement.landlock(folder),
+            }
+            inherit(in_memory(json.dumps(order).encode()))
+            inherit(in_memory(confinement.seccomp(user)))
+            self._process = confinement.launcher.launch([], theirs, limits={})
+        self.ended = self._process.ended
+        stack.callback(self._end)
+        self._await_child(stack)
+        self.began = time.monotonic()
+
+    def _await_child(self, stack: ExitStack) -> None:
+        """Read the first report: the program's process."""
+        deadline = time.monotonic() + START_SECONDS
+        while b"\n" not in self._report:
+            ready, _, _ = select.select([self._status], [], [], max(0.0, deadline - time.monotonic()))
+            data = os.read(self._status, CHUNK) if ready else b""
+            if not data:
+                os.set_blocking(self.stderr, False)
+                said = b""
+                with contextlib.suppress(OSError):
+                    said = os.read(self.stderr, CHUNK)
+                raise self._failure(said)
+            self._report += data
+        os.set_blocking(self._status, False)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            self._child = os.pidfd_open(int(json.loads(self._report.splitlines()[0])["child-pid"]))
+            stack.callback(os.close, self._child)
+
+    def kill(self) -> None:
+        """Kill the program; the confiner kills what it leaves."""
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._child, signal.SIGKILL)
+
+    def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
+        """See `Box.finish`."""
+        self._await_end()
+        end = self._process.wait()
+        seconds, memory = time.monotonic() - self.began, self._group.out_of_memory()
+        if end is None:
+            raise InfrastructureError("the launcher of the sandbox died")
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._status, CHUNK):
+                self._report += data
+        last = json.loads(self._report.splitlines()[-1])
+        if "exit-code" not in last and not memory:
+            raise self._failure(stderr)
+        usage = Usage(
+            seconds=seconds,
+            cpu_seconds=end.cpu_seconds,
+            memory=self._group.peak() or end.memory,
+            refused_forks=self._group.refused_forks(),
+            user=last.get("user"),
+        )
+        return Finish(exit=last.get("exit-code"), out_of_memory=memory, usage=usage)
+
+    def close(self) -> None:
+        """See `Box.close`."""
+        try:
+            self._stack.close()
+        except OSError as e:
+            raise InfrastructureError(f"{self._provider} cannot remove what a program left: {e}") from e
+        if not self._group.remove():
+            raise InfrastructureError("processes of a sandbox did not end within 1 s of SIGKILL")
+
+    def _await_end(self) -> None:
+        """Wait for the confiner, which ends the rest of the program's processes."""
+        if not select.select([self.ended], [], [], END_SECONDS)[0]:
+            self._process.kill()
+
+    def _failure(self, said: bytes) -> InfrastructureError:
+        text = said[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
+        return InfrastructureError(f"{self._provider} did not run {self._program.argv[0]!r} to its end: {text}")
+
+    def _end(self) -> None:
+        """Whatever happened: nothing of the program is left."""
+        if self._process.alive():
+            self.kill()
+            self._await_end()
+        self._process.close()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    return {
+        "PATH": "/usr/local/bin:/usr/bin:/bin",
+        "HOME": str(folder / "box"),
+        "LANG": "C.UTF-8",
+        "TMPDIR": str(folder),
+        "USER": "nobody",
+        "LOGNAME": "nobody",
+    }
+
+
+def _limits(confinement: Confinement, limits: ProgramLimits, user: int | None) -> dict[str, int]:
+    """Resource limits of each process: the second line behind control groups."""
+    found = {
+        "RLIMIT_CPU": ceil(limits.cpu_seconds),
+        "RLIMIT_CORE": 0,
+        "RLIMIT_FSIZE": limits.disk,
+        "RLIMIT_NOFILE": limits.open_files,
+    }
+    if user is not None:  # counted per user: a shared one would count the trainer's processes, too
+        found["RLIMIT_NPROC"] = limits.processes
+    if confinement.controllers.memory is None:
+        found["RLIMIT_AS"] = limits.memory
+    return found

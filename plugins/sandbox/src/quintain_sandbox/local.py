@@ -1,0 +1,100 @@
+"""What providers share that run programs on the trainer's own kernel: slots, users of their own, the probe."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from quintain import InfrastructureError
+from quintain.errors import UsageError
+
+from .probe import measure
+from .program import Program, ProgramLimits
+from .protocol import AXES, Guarantee, ProbedSandbox
+from .running import Box, Programs
+from .users import PER_PROCESS, give_back_user, take_user
+
+MAX_SLOTS = PER_PROCESS // 3  # as many again may run beside them, and wait for a program
+GROUPS = (
+    "no writable control group for it: run as root, or under "
+    "'systemd-run --user --scope -p Delegate=yes' in a subgroup with memory and pids"
+)
+NO_FILTER = f"needs seccomp filters in the kernel (CONFIG_SECCOMP_FILTER) of {platform.machine()}"
+AS_ROOT = "run the trainer as root: only root can give each box a user of its own"
+
+
+class LocalSandbox(ProbedSandbox):
+    """A provider without a daemon.
+
+    Attributes:
+        slots: programs at one time; each has a user id of its own on the host where the trainer is root.
+        needs: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
+            can do without; the default is all.
+        read_only: further host paths that programs may read, such as a folder with packages.
+    """
+
+    def __init__(
+        self, *, slots: int = os.cpu_count() or 1, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
+    ) -> None:
+        if not 1 <= slots <= MAX_SLOTS:
+            raise UsageError(f"{self.name}.slots is {slots}; expected 1 to {MAX_SLOTS}")
+        for path in read_only:
+            if not Path(path).is_absolute() or not Path(path).exists():
+                raise UsageError(f"{self.name}.read_only has {path!r}; expected an absolute path that exists")
+        self.slots, self.needs, self.read_only = slots, tuple(needs), tuple(read_only)
+        self.guarantees: Mapping[str, Guarantee] = {}
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Find what the machine has. Blocking; called at each start.
+
+        Raises:
+            InfrastructureError: it lacks what the provider needs.
+        """
+
+    @abstractmethod
+    def box(self, program: Program, user: int | None, give_back: Callable[[], None]) -> Box:
+        """Start *program* as *user*; *give_back* is to be called when nothing of the user is left."""
+
+    def release(self) -> None:
+        """Release what `prepare` made. Blocking; called after all programs ended."""
+
+    async def __aenter__(self) -> Self:
+        await asyncio.to_thread(self.prepare)
+        self.programs = Programs(self.slots, self.open_box)
+        try:
+            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
+            self.guarantees = await measure(self)
+        except InfrastructureError as e:
+            await self.__aexit__()
+            raise InfrastructureError(f"{e}\n{self.fix('filesystem')}") from e
+        except OSError as e:
+            await self.__aexit__()
+            raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
+        except BaseException:
+            await self.__aexit__()
+            raise
+        try:
+            await self.settle()
+            self.require(self.needs)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def settle(self) -> None:
+        """Start and measure what a provider has besides; called after the probe."""
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close_programs()
+        await asyncio.to_thread(self.release)
+
+    def open_box(self, program: Program) -> Box:
+        """See `ProbedSandbox.open_box`."""
+        user = take_user()
+        return self.box(program, user, lambda: give_back_user(user))

@@ -1,0 +1,79 @@
+"""The provider `rlimits`, which is no sandbox: limits and a user, for machines that have nothing else. Asked for only.
+
+This module is also a hook plugin: each step of a run that uses the provider has the alert ``unsafe_sandbox``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Self
+
+from quintain.errors import UsageError
+
+from .landlock import ConfinedSandbox
+from .local import AS_ROOT, GROUPS
+
+log = logging.getLogger("quintain.sandbox")
+WARNING = (
+    "UNSAFE: programs of the policy run without a sandbox (provider rlimits). They read every file that their user may "
+    "read, use the network and reach every local server. Use docker, bubblewrap or landlock."
+)
+_running: list[Rlimits] = []
+_warned: list[str] = []
+
+
+class Rlimits(ConfinedSandbox):
+    """Resource limits, a user of its own where the trainer is root, control groups where there are any. No isolation.
+
+    Attributes:
+        allow_unsafe: must be true: you accept that programs read the host's files and use its network.
+        slots: programs at one time; each has a user id of its own on the host where the trainer is root.
+        needs: axes that must be enforced on this machine, else the service does not start; none by default.
+        read_only: without effect: all that the user may read is readable.
+    """
+
+    unsafe = True
+
+    def __init__(
+        self,
+        *,
+        allow_unsafe: bool = False,
+        slots: int = os.cpu_count() or 1,
+        needs: Sequence[str] = (),
+        read_only: Sequence[str] = (),
+    ) -> None:
+        if not allow_unsafe:
+            raise UsageError(
+                "rlimits is no sandbox: programs read the host's files and use its network. Use bubblewrap, docker or "
+                "landlock, or accept that with allow_unsafe = true"
+            )
+        super().__init__(slots=slots, needs=needs, read_only=read_only)
+
+    async def __aenter__(self) -> Self:
+        if not _warned:
+            _warned.append(WARNING)
+            log.warning(WARNING)
+        await super().__aenter__()
+        _running.append(self)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self in _running:
+            _running.remove(self)
+        await super().__aexit__(*exc)
+
+    def fix(self, axis: str) -> str:
+        """See `ProbedSandbox.fix`."""
+        if axis in ("memory", "forks"):
+            return GROUPS
+        if axis == "users":
+            return AS_ROOT
+        return "rlimits cannot: use docker, bubblewrap or landlock"
+
+
+def quintain_on_step_measured(event: Any) -> None:
+    """Tag each step of a run whose programs had no sandbox."""
+    if _running:
+        event.alerts["unsafe_sandbox"] = f"unsafe_sandbox: {WARNING}"

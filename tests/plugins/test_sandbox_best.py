@@ -1,0 +1,150 @@
+"""The service `sandbox`, which chooses a provider, and `rlimits`, which is none of those that it chooses from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quintain.errors import InfrastructureError, UsageError
+from quintain.services.manager import opened
+from quintain.training.recipe.tables import ComponentTable
+from quintain_sandbox import AXES, BestSandbox, Guarantee, Landlock, ProbedSandbox, Rlimits, best, bubblewrap, rlimits
+
+from .sandbox_service import started
+
+
+def without(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a provider fail to start, as on a machine that lacks what it needs."""
+
+    class Absent(Landlock):
+        def prepare(self) -> None:
+            raise InfrastructureError(f"{name} is not here; install it: apt-get install {name}")
+
+    monkeypatch.setitem(best.PROVIDERS, name, Absent)  # type: ignore[arg-type]
+
+
+def test_the_first_provider_that_starts_is_taken_and_the_choice_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A slot named `sandbox` needs no recipe; what was passed over, and why, is on standard error."""
+    without("docker", monkeypatch)
+    without("bubblewrap", monkeypatch)
+
+    async def chosen() -> tuple[str, str, dict[str, Guarantee]]:
+        async with opened({"sandbox": ComponentTable(use="sandbox", args={"needs": ["network"]})}, [], {}) as running:
+            service = running["sandbox"]
+            assert isinstance(service, ProbedSandbox)
+            result = await service.run({}, ["echo", "hi"])
+            service.require(["network"])
+            return service.name, result.stdout.decode(), dict(service.guarantees)
+
+    with caplog.at_level(logging.INFO, logger="quintain.sandbox"):
+        name, printed, guarantees = asyncio.run(chosen())
+    assert ("landlock", "hi\n") == (name, printed)
+    assert AXES.keys() == guarantees.keys()
+    (record,) = caplog.records
+    assert logging.WARNING == record.levelno
+    assert record.message.startswith("sandbox: landlock, all guarantees enforced")
+    assert "not docker: docker is not here; install it: apt-get install docker" in record.message
+
+
+def test_nothing_is_chosen_that_does_not_enforce_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each provider says why not, with the command that helps; the process ends up without a service."""
+    without("docker", monkeypatch)
+    without("bubblewrap", monkeypatch)
+    monkeypatch.setattr(best, "PROVIDERS", dict(best.PROVIDERS) | {"landlock": Weak})
+    service = BestSandbox(needs=["memory"])
+    with pytest.raises(
+        UsageError, match=r"enforces memory:\n  docker: .*install docker\n.*\n  landlock: .*absent; fix"
+    ):
+        asyncio.run(service.__aenter__())
+    with pytest.raises(UsageError, match="not started"):
+        asyncio.run(service.run({}, ["true"]))
+    with pytest.raises(InfrastructureError, match="no sandbox of this machine"):
+        asyncio.run(BestSandbox(needs=["memory"], providers=["docker"]).__aenter__())
+
+
+class Weak(Landlock):
+    """It starts and enforces nothing."""
+
+    async def __aenter__(self) -> Weak:
+        self.guarantees = dict.fromkeys(AXES, Guarantee.ABSENT)
+        self.require(self.needs)
+        return self
+
+    def fix(self, axis: str) -> str:
+        return f"fix {axis}"
+
+
+@pytest.mark.parametrize(("providers", "message"), [(["dokcer"], "did you mean 'docker'"), (["rlimits"], "'rlimits'")])
+def test_only_sandboxes_can_be_chosen(providers: Sequence[str], message: str) -> None:
+    """A misspelt name is an error, and what isolates nothing cannot be reached by accident."""
+    with pytest.raises(UsageError, match=message):
+        BestSandbox(providers=providers)
+
+
+def test_a_slot_without_a_recipe_is_filled() -> None:
+    """`need()` of a parameter named sandbox finds the service of that name."""
+    from quintain.registry.lookup import current
+
+    assert current().load("service", "sandbox") is BestSandbox
+
+
+def test_limits_alone_are_refused_unless_accepted() -> None:
+    """One line that says what it is not, and what to use."""
+    with pytest.raises(UsageError, match="rlimits is no sandbox: .*bubblewrap.*allow_unsafe = true") as refused:
+        Rlimits()
+    assert "\n" not in str(refused.value)
+
+
+def test_limits_alone_are_loud_and_tagged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """One warning for all services of a process, an alert in every step while one runs, none before and after."""
+    monkeypatch.setattr(rlimits, "_warned", [])
+
+    def alerts() -> dict[str, str]:
+        event = SimpleNamespace(step=1, metrics={}, alerts={})
+        rlimits.quintain_on_step_measured(event)
+        return event.alerts
+
+    def use() -> dict[str, Guarantee]:
+        service: Any
+        for service in started("rlimits", slots=1):
+            assert ["unsafe_sandbox"] == list(alerts())
+            assert alerts()["unsafe_sandbox"].startswith("unsafe_sandbox: UNSAFE: programs")
+            assert service.unsafe
+            assert "ok" == asyncio.run(service.run({}, ["true"])).status
+            found: dict[str, Guarantee] = service.guarantees
+        return found
+
+    assert {} == alerts()
+    with caplog.at_level(logging.WARNING, logger="quintain.sandbox"):
+        guarantees = use()
+        use()
+    assert {} == alerts()
+    assert [rlimits.WARNING] == [record.message for record in caplog.records]
+    for axis in ("filesystem", "network", "processes", "syscalls", "disk"):
+        assert Guarantee.ABSENT is guarantees[axis]
+
+
+def test_limits_alone_keep_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`needs` is refused as by a sandbox."""
+
+    async def start() -> None:
+        async with Rlimits(allow_unsafe=True, needs=["network"]):
+            pass
+
+    with pytest.raises(UsageError, match="network: absent; rlimits cannot: use docker, bubblewrap or landlock"):
+        asyncio.run(start())
+
+
+def test_bubblewrap_is_passed_over_without_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real provider's error, with the command that installs it, is the reason."""
+    without("docker", monkeypatch)
+    monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
+    with pytest.raises(InfrastructureError, match="bubblewrap: .*apt-get install bubblewrap"):
+        asyncio.run(BestSandbox(needs=[], providers=["bubblewrap"]).__aenter__())
