@@ -147,11 +147,12 @@ class Grader:
         command, limits = ["python3", "-I", "quintain_solution.py"], _limits(task)
         patient = replace(limits, seconds=limits.seconds + PATIENCE, cpu_seconds=limits.cpu_seconds + PATIENCE)
         async with AsyncExitStack() as stack:
-            box = await stack.enter_async_context(self._sandbox.start(solution, command, limits))
-            beside = self._sandbox.start(tests, ["python3", "-I", "quintain_tests.py"], patient, beside=box)
-            judge = await stack.enter_async_context(beside)
-            await box.write(_line({"in_place": task.in_place}))
+            # The tests come first, because their program takes longer to get ready.
+            started = self._sandbox.start(tests, ["python3", "-I", "quintain_tests.py"], patient)
+            judge = await stack.enter_async_context(started)
             await judge.write(_line(job))
+            box = await stack.enter_async_context(self._sandbox.start(solution, command, limits, beside=judge))
+            await box.write(_line({"in_place": task.in_place}))
             verdict = await _relay(judge, box, nonce)
         if isinstance(verdict, ProgramResult):
             outcome: Outcome = ENDS.get(verdict.status, "error")
