@@ -28,13 +28,13 @@ COUNT_OR_WORDS = {
     "evaluation.test.tasks": 'whole number >= 0, or `"all"`',
     "rollouts.keep": 'whole number >= 1, `"all"` or `"none"`',
     "model.lora.target_modules": 'list of text, or `"all-linear"`',
-    "run.max_mismatch": 'number > 0, or `"none"`',
+    "run.max_sample_mismatch": 'number > 0, or `"none"`',
     "learner.betas": "list of two numbers >= 0, < 1",
 }
 """Values that validators accept beyond the annotations."""
 
 UNSET = {
-    "run.max_mismatch": "0.01 in float32, else 0.1",
+    "run.max_sample_mismatch": "0.01 in float32, else 0.1",
     "model.lora": "no adapters",
     "environments.reward": "the environment's",
     "environments.shaping": "the environment's",
@@ -87,7 +87,7 @@ MEANINGS = {
     "run.seed": "random seed",
     "run.steps": "optimizer steps",
     "run.folder": "parent folder of the run folders",
-    "run.max_mismatch": "largest `mismatch.sample` in nats at which a run continues ([health.md](health.md)); "
+    "run.max_sample_mismatch": "largest `mismatch.sample` in nats at which a run continues ([health.md](health.md)); "
     '`"none"` switches the check off',
     "model.name": '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, or a source',
     "model.dtype": "precision of the engine",

@@ -153,8 +153,8 @@ def test_a_wrong_part_stops_the_run(
 
 def test_the_check_can_be_switched_off_or_widened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shifted(monkeypatch)
-    assert all("mismatch.sample" not in step for step in steps(tmp_path / "off", run__max_mismatch="none"))
-    assert all(0.2 < step["mismatch.sample"] < 0.4 for step in steps(tmp_path / "wide", run__max_mismatch=0.5))
+    assert all("mismatch.sample" not in step for step in steps(tmp_path / "off", run__max_sample_mismatch="none"))
+    assert all(0.2 < step["mismatch.sample"] < 0.4 for step in steps(tmp_path / "wide", run__max_sample_mismatch=0.5))
 
 
 def test_stale_tokens_are_compared_with_the_weights_that_sampled_them(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def scored_batch(learner: Learner, shift: float = 0.0, version: int = 0) -> Batc
 
 
 def test_a_mismatch_is_found_before_any_weight_moves() -> None:
-    learner = Learner(tiny_model(), ALGORITHMS["grpo"], lr=0.1, max_mismatch=0.01)
+    learner = Learner(tiny_model(), ALGORITHMS["grpo"], lr=0.1, max_sample_mismatch=0.01)
     before = {name: tensor.clone() for name, tensor in learner.module.state_dict().items()}
     batch = scored_batch(learner, shift=0.3)
     with pytest.raises(SamplerMismatch, match=r"rounding explains 0\.01") as found:

@@ -88,8 +88,8 @@ class Learner:
         lora: settings of a `peft.LoraConfig`; only the adapters train then, and ref is the model without them.
         layout: see `quintain.models.forward`.
         reference: ref, if not *module* as it is now; kept only if the algorithm uses ref.
-        max_mismatch: no update is made if the log-probs of a sample differ by more between mu and prox, in nats (see
-            `typical_difference`); ``None`` compares nothing.
+        max_sample_mismatch: no update is made if the log-probs of a sample differ by more between mu and prox, in nats
+            (see `typical_difference`); ``None`` compares nothing.
     """
 
     def __init__(
@@ -111,11 +111,11 @@ class Learner:
         lora: Mapping[str, Any] | None = None,
         layout: Layout | Literal["auto"] = "auto",
         reference: nn.Module | None = None,
-        max_mismatch: float | None = None,
+        max_sample_mismatch: float | None = None,
     ) -> None:
         if precision != "float32" and precision not in HALF:
             raise UsageError(f"precision is {precision!r}; expected 'float32', 'bf16' or 'fp16'")
-        self.algorithm, self.max_mismatch = algorithm, max_mismatch
+        self.algorithm, self.max_sample_mismatch = algorithm, max_sample_mismatch
         self.version = 0
         self.updates = 0
         self.lr, self.warmup_steps, self.max_grad_norm = lr, warmup_steps, max_grad_norm
@@ -196,7 +196,7 @@ class Learner:
         Raises:
             UsageError: the batch holds no token that trains, or its advantages have to be awaited.
             RunError: the gradient is not finite; neither weights nor optimizer were touched by that update.
-            SamplerMismatch: the sampler's log-probs differ from prox by more than `max_mismatch`; nothing was updated.
+            SamplerMismatch: log-probs of the sampler differ from prox by more than `max_sample_mismatch`; no update.
         """
         algorithm = self._algorithm
         prepared = batch if isinstance(batch, Prepared) else self.prepare(batch)
@@ -389,8 +389,8 @@ class Learner:
             first=not meter.updates,
         )
         optimization = self._problem(flat_tokens, active, loss)
-        if loss.first and self.max_mismatch is not None:
-            check = partial(self._check_sampler, prepared, meter, self.max_mismatch)
+        if loss.first and self.max_sample_mismatch is not None:
+            check = partial(self._check_sampler, prepared, meter, self.max_sample_mismatch)
             optimization = replace(optimization, evaluated=check)
         if algorithm.optimizer_step is None:
             self._take_adamw_step(optimization, meter)

@@ -32,7 +32,7 @@ class SamplerMismatch(RunError):
         super().__init__(
             f"with the same weights, engine and learner give the tokens of a sample log-probs that differ by "
             f"{difference:.2g} nats, and rounding explains {limit:g}. At fault: {fault}. Nothing of this step is "
-            'saved. Please report the architecture; run.max_mismatch = "none" trains nonetheless'
+            'saved. Please report the architecture; run.max_sample_mismatch = "none" trains nonetheless'
         )
         self.difference, self.limit, self.sequences, self.prox_logp = difference, limit, sequences, prox_logp
 

@@ -41,7 +41,7 @@ from .resolve import (
 )
 from .run import Run, RunState
 from .run_folder import RunFolder
-from .sampler_check import max_mismatch
+from .sampler_check import max_sample_mismatch
 from .screen import Screen
 from .sources import ModelRequest, model_source
 from .tasks import Curriculum
@@ -68,8 +68,8 @@ def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str,
     model = model_for(recipe, specs, checkpoint, screen, folder.status)
     make_learner: Any = current().load("learner", recipe.learner.use)
     learner: PolicyLearner = make_learner(model.module, algorithm, **learner_options(recipe))
-    if hasattr(learner, "max_mismatch"):
-        learner.max_mismatch = max_mismatch(recipe)
+    if hasattr(learner, "max_sample_mismatch"):
+        learner.max_sample_mismatch = max_sample_mismatch(recipe)
     seconds = {"model": time.monotonic() - began}
     return run_loop(_run_training(recipe, folder, screen, specs, algorithm, checkpoint, model, learner, seconds))
 

@@ -23,7 +23,7 @@ from .interrupts import CANCEL_SECONDS
 from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
-from .sampler_check import explained, max_mismatch, rescored
+from .sampler_check import explained, max_sample_mismatch, rescored
 from .screen import Screen
 from .weight_sync import WeightSync
 
@@ -201,7 +201,7 @@ class Run:
     # ---------------------------------------------------------------- a step
     async def update(self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]) -> dict[str, float]:
         """`PolicyLearner.step`, with the check of `sampler_check`, which may raise a `SamplerMismatch`."""
-        temperature, limit = self.recipe.sampling.temperature, max_mismatch(self.recipe)
+        temperature, limit = self.recipe.sampling.temperature, max_sample_mismatch(self.recipe)
         try:
             metrics = self.learner.step(scored, advantages=advantages)
         except SamplerMismatch as error:

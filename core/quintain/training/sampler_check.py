@@ -18,9 +18,9 @@ EXACT, HALF = 0.01, 0.1
 and 0.005 to 0.02, wide random models to 0.08; docs/health.md has a table of what planted errors give."""
 
 
-def max_mismatch(recipe: Recipe) -> float | None:
+def max_sample_mismatch(recipe: Recipe) -> float | None:
     """The limit that the recipe sets, or that of its precision; ``None`` is no check."""
-    if (setting := recipe.run.max_mismatch) is not None:
+    if (setting := recipe.run.max_sample_mismatch) is not None:
         return None if setting == "none" else setting
     dtype = {"dtype": recipe.model.dtype, **recipe.engine.args}["dtype"]
     wide = dtype in ("float32", "float64") and recipe.learner.precision == "float32"

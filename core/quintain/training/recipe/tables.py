@@ -82,14 +82,14 @@ class _Table(BaseModel):
 class RunTable(_Table):
     """``[run]``. An empty *name* is derived from the first environment. *folder* is the parent of the run folders.
 
-    *max_mismatch* is the limit of ``mismatch.sample`` in nats (default: what the precision explains) or ``"none"``.
+    *max_sample_mismatch* limits ``mismatch.sample``, in nats (default: what the precision explains), or is ``"none"``.
     """
 
     name: Annotated[str, AfterValidator(_run_name)] = ""
     seed: int = Field(default=0, ge=0, lt=2**63)
     steps: int = Field(default=100, ge=1)
     folder: Annotated[Name, AfterValidator(_folder)] = "runs"
-    max_mismatch: _AboveZero = None
+    max_sample_mismatch: _AboveZero = None
 
 
 # peft wants this one word as text, and all other names as a list.
