@@ -8,11 +8,12 @@ from itertools import islice
 
 import pytest
 
-from quintain.errors import InfrastructureError
+from quintain.errors import InfrastructureError, UsageError
 from quintain.testing import run_episode
+from quintain_code import Code
 from quintain_code.calls import CallGrader
 from quintain_code.functions import Call
-from quintain_code.grading import Grade
+from quintain_code.grading import OUTCOMES, Grade
 from quintain_code.procedural import CodeProcedural, GeneratedTask, table_of
 from quintain_sandbox import Bubblewrap
 
@@ -158,3 +159,19 @@ def test_an_episode_from_prompt_to_score(sandbox: Bubblewrap) -> None:
         played = run_episode(environment, task, reply, services={"sandbox": sandbox})
         assert played.outcome is not None
         assert score == played.outcome.total, played.outcome.reason
+        # All outcomes are parts, so that their means over rollouts are shares.
+        shares = {name: played.outcome.parts[f"passes_calls.{name}"] for name in OUTCOMES}
+        assert sum(shares.values()) == 1
+        assert score == shares["passed"]
+
+
+def test_a_sandbox_that_enforces_too_little_is_refused() -> None:
+    """A sandbox that is not started enforces nothing."""
+    task = next(iter(CodeProcedural().tasks("dev")))
+    weak = Bubblewrap(slots=1)
+    with pytest.raises(UsageError, match=r"does not enforce what is needed.*\n  filesystem: absent"):
+        Code(data="rows.jsonl", sandbox=weak)
+    Code(data="rows.jsonl", sandbox=weak, enforce=())
+    played = run_episode(CodeProcedural(), task, task.reply(), services={"sandbox": weak})
+    assert "reward_error" == played.termination.kind
+    assert "does not enforce what is needed" in played.termination.reason

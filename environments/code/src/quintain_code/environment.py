@@ -15,7 +15,7 @@ from quintain_sandbox import ProbedSandbox
 from .data import fingerprint, known_faults, load, read_faults
 from .extract import TAGS, extract
 from .grading import OUTCOMES, Grade, Grader
-from .tasks import CodeTask
+from .tasks import ENFORCE, CodeTask
 
 _GRADERS: WeakKeyDictionary[ProbedSandbox, Grader] = WeakKeyDictionary()
 
@@ -24,7 +24,7 @@ _GRADERS: WeakKeyDictionary[ProbedSandbox, Grader] = WeakKeyDictionary()
 def passes_tests(rollout: Rollout[CodeTask, Grade]) -> Score:
     """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of those that pass."""
     grade = rollout.result
-    return Score(value=grade.score, parts={grade.outcome: 1.0}, reason=grade.reason)
+    return Score(value=grade.score, reason=grade.reason)
 
 
 class Code(Environment[CodeTask, Grade]):
@@ -39,6 +39,7 @@ class Code(Environment[CodeTask, Grade]):
         left_out: file that ``quintain-code check`` wrote: its rows are left out. Rows of known data sets whose own
             tests fail are always left out.
         seconds: CPU time of one solution; 0 keeps that of the row (5).
+        enforce: axes that the sandbox must enforce, else nothing runs (see `quintain_sandbox.AXES`).
     """
 
     reward = passes_tests
@@ -48,6 +49,7 @@ class Code(Environment[CodeTask, Grade]):
     show_tests: int = -1
     left_out: str = ""
     seconds: float = 0.0
+    enforce: tuple[str, ...] = ENFORCE
     sandbox: ProbedSandbox = need()
 
     def __post_init__(self) -> None:
@@ -58,6 +60,8 @@ class Code(Environment[CodeTask, Grade]):
             )
         if self.show_tests < -1 or self.seconds < 0:
             raise UsageError(f"code: show_tests is {self.show_tests}, seconds {self.seconds}; expected at least 0")
+        if self.sandbox:
+            self.sandbox.require(self.enforce)
 
     def tasks(self, split: str) -> Iterable[CodeTask]:
         out = known_faults() | (read_faults(Path(self.left_out)) if self.left_out else {})
@@ -103,7 +107,7 @@ async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Gra
     """Grade the code of *reply*; raises as `Grader.grade`."""
     found = extract(reply, language=task.language, files=task.files)
     if not found.files:
-        return Grade(score=0.0, outcome="no_code", total=len(task.tests or task.cases), reason=found.reason)
+        return Grade(score=0.0, outcome="no_code", total=task.total, reason=found.reason)
     grader = _GRADERS.setdefault(sandbox, Grader(sandbox))
     return await grader.grade(task, found.files)
 

@@ -14,9 +14,9 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from quintain.errors import EnvironmentFault, UsageError
+from quintain.errors import EnvironmentFault
 from quintain_sandbox import LineTooLong, ProbedSandbox, ProgramLimits, ProgramResult
 
 from .archive import pytest_archive
@@ -24,9 +24,7 @@ from .names import solution_names, suite_tests
 from .tasks import LANGUAGES, CodeTask
 
 Outcome = Literal["passed", "failed", "error", "timeout", "memory", "output", "crashed", "unsupported", "no_code"]
-OUTCOMES: tuple[Outcome, ...] = (
-    "passed", "failed", "error", "timeout", "memory", "output", "crashed", "unsupported", "no_code",
-)  # fmt: skip
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 LINE = 17 << 20
 """Bytes of one message between the sandboxes: what `inside.values` writes, and its head."""
@@ -266,7 +264,7 @@ def _graded(task: CodeTask, results: Sequence[tuple[Outcome, str]], total: int) 
     if first is None:
         return Grade(score=1.0, outcome="passed", passed=total, total=total)
     if first[0] not in OUTCOMES:
-        raise UsageError(f"unknown outcome {first[0]!r}")
+        raise EnvironmentFault(f"the tests' sandbox reports an unknown outcome {first[0]!r}")
     weights = [weight for weight, ok in zip(task.weights, passed, strict=False) if ok]
     score = min(1.0, sum(weights)) if task.weights else 0.0
     return Grade(score=score, outcome=first[0], passed=sum(passed), total=total, reason=first[1])

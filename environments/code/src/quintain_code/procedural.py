@@ -22,6 +22,8 @@ from quintain_sandbox import ProbedSandbox
 from .calls import CallGrader
 from .extract import extract
 from .functions import KINDS, Call, Function, Slips, Specification
+from .grading import OUTCOMES, Outcome
+from .tasks import ENFORCE
 
 CASES = 10
 """Hidden calls of one grading, at least."""
@@ -100,15 +102,25 @@ class GeneratedTask(Task):
 
 @reward(range=(0, 1))
 async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedSandbox = need()) -> Score:
-    """1 where each hidden call of the function returns what the specification says, else 0."""
+    """1 where each hidden call of the function returns what the specification says, else 0.
+
+    Raises:
+        UsageError: the sandbox does not enforce what `ENFORCE` lists.
+    """
+    sandbox.require(ENFORCE)
     task = rollout.task
     found = extract(rollout.reply)
     if not found.files:
-        return Score(value=0.0, parts={"no_code": 1.0}, reason=found.reason)
+        return Score(value=0.0, parts=_shares("no_code"), reason=found.reason)
     grader = _GRADERS.setdefault(sandbox, CallGrader(sandbox))
     (code,) = found.files.values()
     grade = await grader.grade(code, task.name, task.calls(rollout.group))
-    return Score(value=grade.score, parts={grade.outcome: 1.0}, reason=grade.reason)
+    return Score(value=grade.score, parts=_shares(grade.outcome), reason=grade.reason)
+
+
+def _shares(outcome: Outcome) -> dict[str, float]:
+    """Each outcome with 1 or 0, so that means over rollouts are shares."""
+    return {name: float(name == outcome) for name in OUTCOMES}
 
 
 _GRADERS: WeakKeyDictionary[ProbedSandbox, CallGrader] = WeakKeyDictionary()
@@ -215,7 +227,7 @@ class CodeProcedural(Environment[GeneratedTask, None]):
 
 
 def table_of(calls: Sequence[Call], name: str) -> str:
-    """A function that knows *calls* by heart, and answers with their most frequent result otherwise."""
+    """A function with a table of *calls*, which answers with their most frequent result otherwise."""
     known = {repr(call.arguments): call.expected for call in calls}
     results = [repr(call.expected) for call in calls]
     usual = max(results, key=results.count, default="None")

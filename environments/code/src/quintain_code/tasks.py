@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from quintain import Task
 from quintain.errors import UsageError
@@ -14,6 +14,8 @@ from .names import suite_tests
 
 Kind = Literal["function", "stdin", "suite"]
 
+ENFORCE = ("filesystem", "network", "processes", "output", "time")
+"""What a sandbox must enforce for a grade to be the solution's own work and to end."""
 MODULE = "solution.py"
 """The file that the policy writes, unless a task names others."""
 
@@ -95,10 +97,9 @@ class CodeTask(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         where = self.source or self.id
-        counts = {"function": len(self.tests), "stdin": len(self.cases), "suite": len(suite_tests(self.suite))}
-        if self.kind not in counts:
-            raise UsageError(f"code task {where}: kind is {self.kind!r}; expected one of {', '.join(counts)}")
-        if not counts[self.kind]:
+        if self.kind not in get_args(Kind):
+            raise UsageError(f"code task {where}: kind is {self.kind!r}; expected one of {', '.join(get_args(Kind))}")
+        if not self.total:
             raise UsageError(f"code task {where} has no tests")
         if not self.files or len(set(self.files)) < len(self.files):
             raise UsageError(f"code task {where}: files is {self.files!r}; expected distinct names, at least one")
@@ -107,5 +108,10 @@ class CodeTask(Task):
                 raise UsageError(f"code task {where}: the file {name!r} has the name of a module of Python")
         if self.weights and (min(self.weights) < 0 or abs(sum(self.weights) - 1) > 1e-6):
             raise UsageError(f"code task {where}: the weights sum to {sum(self.weights):g}; expected shares of 1")
-        if self.weights and len(self.weights) != counts[self.kind]:
-            raise UsageError(f"code task {where}: {len(self.weights)} weights for {counts[self.kind]} tests")
+        if self.weights and len(self.weights) != self.total:
+            raise UsageError(f"code task {where}: {len(self.weights)} weights for {self.total} tests")
+
+    @property
+    def total(self) -> int:
+        """Number of tests: statements, cases, or static test functions of the suite."""
+        return len(self.tests or self.cases or suite_tests(self.suite))
