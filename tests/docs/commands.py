@@ -25,6 +25,7 @@ COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
 CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_file"
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
+SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -39,6 +40,11 @@ ELSEWHERE = {
     "quintain train code": FUNCTIONS,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,
+    "quintain-search-server corpus.jsonl --query 'who discovered radium'": SEARCH,
+    "quintain-search-server notes --query radium --json": SEARCH,
+    "quintain-search-server corpus.jsonl --text-column text --id-column id --query radium": SEARCH,
+    "quintain-search-server corpus.jsonl": SEARCH,
+    "quintain-search-server corpus.jsonl --http 8765": SEARCH,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""
