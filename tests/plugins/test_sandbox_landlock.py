@@ -12,15 +12,31 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quintain.errors import InfrastructureError, UsageError
-from quintain_sandbox import AXES, Guarantee, Landlock, ProgramLimits, ProgramResult, bpf, landlock, local
+from quintain_sandbox import (
+    AXES,
+    Bubblewrap,
+    Docker,
+    Guarantee,
+    Landlock,
+    ProbedSandbox,
+    ProgramLimits,
+    ProgramResult,
+    Rlimits,
+    bpf,
+    landlock,
+    local,
+)
 from quintain_sandbox.cgroups import Controllers
 from quintain_sandbox.confined import Confinement
 from quintain_sandbox.folder import make_folder, remove_folder
 from quintain_sandbox.launcher import Launcher
+from quintain_sandbox.protocol import FIXES
+from quintain_sandbox.running import Box
 
 from .sandbox_service import await_nothing, left_behind, processes_of, started
 from .test_sandbox import decide
@@ -304,6 +320,35 @@ def test_every_axis_has_a_fix() -> None:
     service = Landlock(needs=())
     assert all(service.fix(axis) for axis in AXES)
     assert local.AS_ROOT == service.fix("users")
+
+
+@pytest.mark.parametrize("service", [Bubblewrap(), Docker(), Landlock(), Rlimits(allow_unsafe=True)])
+def test_late_ends_and_output_are_no_matter_of_the_installation(service: ProbedSandbox) -> None:
+    """The host bounds both, so that the fix is the machine's load, whichever provider runs."""
+    for axis in ("time", "output"):
+        assert FIXES[axis] == service.fix(axis)
+    assert "install" not in "".join(map(service.fix, AXES))
+
+
+@pytest.mark.parametrize("canaries_fail", [False, True])
+def test_only_a_provider_that_runs_nothing_names_what_the_machine_lacks(
+    canaries_fail: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A canary that fails says so; a program that does not start has the provider's fix after its own error."""
+
+    async def broken(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+        raise InfrastructureError("a canary ended")
+
+    class NoShell(Landlock):
+        def box(self, *arguments: Any) -> Box:
+            arguments[-1]()
+            raise InfrastructureError("no program starts")
+
+    monkeypatch.setattr(local, "measure", broken)
+    service = Landlock() if canaries_fail else NoShell()
+    with pytest.raises(InfrastructureError) as failure:
+        asyncio.run(service.__aenter__())
+    assert ("a canary ended" if canaries_fail else f"no program starts\n{local.NO_FILTER}") == str(failure.value)
 
 
 def test_many_programs_of_two_services_have_users_of_their_own(sandbox: Landlock) -> None:

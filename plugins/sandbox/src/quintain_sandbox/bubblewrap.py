@@ -42,6 +42,7 @@ class Bubblewrap(LocalSandbox):
         imports: modules that they have imported.
     """
 
+    start_fix = ALLOW
     _setting: Setting | None = None
     _warm: WarmInterpreters | None = None
 
@@ -106,7 +107,7 @@ class Bubblewrap(LocalSandbox):
             return AS_ROOT
         if axis == "syscalls":
             return NO_FILTER
-        return f"{INSTALL}; {ALLOW}"
+        return super().fix(axis)
 
 
 def _setting(read_only: Iterable[str]) -> Setting:

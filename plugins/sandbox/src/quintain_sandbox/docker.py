@@ -129,8 +129,8 @@ class Docker(ProbedSandbox):
             )
         if axis == "syscalls":
             return "the engine does not apply seccomp profiles: docker info must list seccomp"
-        if axis == "time":
-            return "the engine is slow to end a container: lower the load of the machine, or docker.slots"
+        if axis in ("disk", "output", "time"):
+            return super().fix(axis)
         return f"the image or the engine differs from what the provider expects; {BUILD}"
 
 

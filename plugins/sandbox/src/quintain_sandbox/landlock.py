@@ -79,6 +79,7 @@ class Landlock(ConfinedSandbox):
         super().prepare()
 
     def fix(self, axis: str) -> str:
+        """See `ProbedSandbox.fix`."""
         if axis in ("memory", "forks", "disk"):
             return GROUPS
         if axis == "users":
@@ -87,4 +88,4 @@ class Landlock(ConfinedSandbox):
             return NO_FILTER
         if axis == "processes" and 0 < self.version < 6:
             return f"signals are confined from Linux 6.12 on (Landlock 6; this is {self.version}); {AS_ROOT}"
-        return KERNEL
+        return super().fix(axis)

@@ -8,7 +8,7 @@ import platform
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import ClassVar, Self
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
@@ -37,6 +37,9 @@ class LocalSandbox(ProbedSandbox):
             can do without; the default is all.
         read_only: further host paths that programs may read, such as a folder with packages.
     """
+
+    start_fix: ClassVar[str] = NO_FILTER
+    """What to do where the machine has what the provider needs, and not even an empty program runs."""
 
     def __init__(
         self, *, slots: int = os.cpu_count() or 1, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
@@ -68,11 +71,8 @@ class LocalSandbox(ProbedSandbox):
         await asyncio.to_thread(self.prepare)
         self.programs = Programs(self.slots, self.open_box)
         try:
-            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
+            await self._run_nothing()
             self.guarantees = await measure(self)
-        except InfrastructureError as e:
-            await self.__aexit__()
-            raise InfrastructureError(f"{e}\n{self.fix('filesystem')}") from e
         except OSError as e:
             await self.__aexit__()
             raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
@@ -86,6 +86,12 @@ class LocalSandbox(ProbedSandbox):
             await self.__aexit__()
             raise
         return self
+
+    async def _run_nothing(self) -> None:
+        try:
+            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
+        except InfrastructureError as e:
+            raise InfrastructureError(f"{e}\n{self.start_fix}") from e
 
     async def settle(self) -> None:
         """Start and measure what a provider has besides; called after the probe."""

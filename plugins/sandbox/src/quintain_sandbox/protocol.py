@@ -31,6 +31,12 @@ AXES: Mapping[str, str] = {
     "syscalls": "calls that reach past namespaces (vsock, io_uring, keyrings, ptrace, nested namespaces) are refused",
 }
 """The axes of isolation, each with what *enforced* means."""
+FIXES: Mapping[str, str] = {
+    "disk": "the size of temporary file systems has no effect here: use another provider",
+    "output": "the canary did not reach its limit in time: lower the load of the machine and start again",
+    "time": "programs end late: lower the load of the machine, or slots",
+}
+"""What to do where an axis is not enforced and the provider knows no reason of its own."""
 
 
 class Guarantee(StrEnum):
@@ -160,9 +166,12 @@ class ProbedSandbox(Sandbox):
         if programs is not None:
             await programs.close()
 
-    @abstractmethod
     def fix(self, axis: str) -> str:
-        """How the user gets the *axis* enforced on this machine: a command, or a setting."""
+        """How the user gets the *axis* enforced on this machine: a command, or a setting.
+
+        A provider answers for the axes that depend on it, and leaves the others to this method.
+        """
+        return FIXES.get(axis, f"{self.name} does not enforce it on this machine: use another provider")
 
     def require(self, axes: Iterable[str]) -> None:
         """Refuse to go on unless each of *axes* is enforced.
