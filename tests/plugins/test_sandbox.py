@@ -269,7 +269,7 @@ def test_a_recipe_names_the_provider(sandbox: Bubblewrap) -> None:
 def test_an_unknown_axis_is_refused(sandbox: Bubblewrap) -> None:
     """A misspelt need is an error and not a need that is met."""
     assert AXES.keys() == sandbox.guarantees.keys()
-    with pytest.raises(UsageError, match="unknown guarantee 'networks'; did you mean 'network'"):
+    with pytest.raises(UsageError, match="require has 'networks', which is no guarantee; did you mean 'network'"):
         sandbox.require(["networks"])
 
 

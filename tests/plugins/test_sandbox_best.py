@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +15,20 @@ import pytest
 from quintain.errors import InfrastructureError, UsageError
 from quintain.services.manager import opened
 from quintain.training.recipe.tables import ComponentTable
-from quintain_sandbox import AXES, BestSandbox, Guarantee, Landlock, ProbedSandbox, Rlimits, best, bubblewrap, rlimits
+from quintain_sandbox import (
+    AXES,
+    BestSandbox,
+    Bubblewrap,
+    Docker,
+    Guarantee,
+    Landlock,
+    ProbedSandbox,
+    Rlimits,
+    best,
+    bubblewrap,
+    local,
+    rlimits,
+)
 
 from .sandbox_service import started
 
@@ -86,6 +101,40 @@ def test_only_sandboxes_can_be_chosen(providers: Sequence[str], message: str) ->
     """A misspelt name is an error, and what isolates nothing cannot be reached by accident."""
     with pytest.raises(UsageError, match=message):
         BestSandbox(providers=providers)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (BestSandbox, "sandbox"),
+        (Bubblewrap, "bubblewrap"),
+        (Docker, "docker"),
+        (Landlock, "landlock"),
+        (functools.partial(Rlimits, allow_unsafe=True), "rlimits"),
+    ],
+)
+def test_a_misspelt_guarantee_is_refused_before_anything_is_probed(make: Callable[..., Any], name: str) -> None:
+    """By every constructor, with the name that was meant; one word in place of a list is misspelt, too."""
+    with pytest.raises(UsageError, match=rf"{name}\.needs has 'netwrok', .*did you mean 'network'"):
+        make(needs=["memory", "netwrok"])
+    with pytest.raises(UsageError, match=rf"{name}\.needs has 'n'"):
+        make(needs="network")
+
+
+def test_the_error_of_a_service_has_the_line_that_accepts_less() -> None:
+    """Without root nobody can get a user for each program; what code requires no recipe lowers."""
+    service = Landlock(needs=["network", "users", "time"])
+    service.guarantees = dict.fromkeys(AXES, Guarantee.ENFORCED) | {"users": Guarantee.ABSENT}
+    with pytest.raises(UsageError) as refused:
+        service.require(service.needs)
+    first, users, less = str(refused.value).splitlines()
+    assert "landlock does not enforce what is needed on this machine:" == first
+    assert f"  users: absent; {local.AS_ROOT}" == users
+    _, line = less.split("in args of the service: ")
+    assert {"needs": ["network", "time"]} == tomllib.loads(line)
+    with pytest.raises(UsageError, match="users: absent") as refused:
+        service.require(["users"])
+    assert "accept less" not in str(refused.value)
 
 
 def test_a_slot_without_a_recipe_is_filled() -> None:

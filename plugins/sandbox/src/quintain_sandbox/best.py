@@ -34,6 +34,8 @@ class BestSandbox(ProbedSandbox):
         providers: which to try, in this order.
     """
 
+    chosen: ProbedSandbox | None = None
+
     def __init__(
         self,
         *,
@@ -44,9 +46,8 @@ class BestSandbox(ProbedSandbox):
         for name in providers:
             if name not in PROVIDERS:
                 raise UsageError(f"sandbox.providers has {name!r}{did_you_mean(name, PROVIDERS)}")
-        self.slots, self.needs, self.providers = slots, tuple(needs), tuple(providers)
-        self.guarantees: Mapping[str, Guarantee] = {}
-        self.chosen: ProbedSandbox | None = None
+        super().__init__(slots=slots, needs=needs)
+        self.providers = tuple(providers)
 
     async def __aenter__(self) -> Self:
         reasons = []

@@ -22,7 +22,7 @@ from .container import HOME, WAITER, DockerBox, Waiting, started
 from .pool import ContainerPool, Shape
 from .probe import measure
 from .program import Program, ProgramLimits
-from .protocol import AXES, Guarantee, ProbedSandbox
+from .protocol import AXES, ProbedSandbox
 from .running import BESIDE, Box, Programs
 from .syscalls import seccomp_profile
 
@@ -82,9 +82,8 @@ class Docker(ProbedSandbox):
             raise UsageError(f"docker.slots is {slots} and docker.pool {pool}; expected at most {room // 2} together")
         if not 0 < cpus <= 1024:
             raise UsageError(f"docker.cpus is {cpus}; expected a positive number")
-        self.slots, self.pool, self.needs, self.image = slots, pool, tuple(needs), image
-        self.runtime, self.cpus, self.url = runtime, cpus, url
-        self.guarantees: Mapping[str, Guarantee] = {}
+        super().__init__(slots=slots, needs=needs)
+        self.pool, self.image, self.runtime, self.cpus, self.url = pool, image, runtime, cpus, url
         self._fleet: _Fleet | None = None
 
     async def __aenter__(self) -> Self:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import platform
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -15,7 +15,7 @@ from quintain.errors import UsageError
 
 from .probe import measure
 from .program import Program, ProgramLimits
-from .protocol import AXES, Guarantee, ProbedSandbox
+from .protocol import AXES, ProbedSandbox
 from .running import Box, Programs
 from .users import PER_PROCESS, give_back_user, take_user
 
@@ -49,8 +49,8 @@ class LocalSandbox(ProbedSandbox):
         for path in read_only:
             if not Path(path).is_absolute() or not Path(path).exists():
                 raise UsageError(f"{self.name}.read_only has {path!r}; expected an absolute path that exists")
-        self.slots, self.needs, self.read_only = slots, tuple(needs), tuple(read_only)
-        self.guarantees: Mapping[str, Guarantee] = {}
+        super().__init__(slots=slots, needs=needs)
+        self.read_only = tuple(read_only)
 
     @abstractmethod
     def prepare(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -52,12 +53,29 @@ def weakest(*levels: Guarantee) -> Guarantee:
     return max(levels, key=list(Guarantee).index)
 
 
+def known_axes(names: Iterable[str], where: str) -> tuple[str, ...]:
+    """*names*, which must be among `AXES`.
+
+    Raises:
+        UsageError: one is not; the message begins with *where* and has the most similar axis.
+    """
+    names = tuple(names)
+    for name in names:
+        if name not in AXES:
+            raise UsageError(f"{where} {name!r}, which is no guarantee{did_you_mean(name, AXES)}")
+    return names
+
+
 class ProbedSandbox(Sandbox):
     """A provider: it opens boxes, and has guarantees that it measured when it started.
 
     A provider sets `programs` in ``__aenter__``, before the probe, and calls `close_programs` in ``__aexit__``.
     """
 
+    slots: int
+    """Programs at one time."""
+    needs: tuple[str, ...]
+    """Axes that must be enforced, else the service does not start."""
     guarantees: Mapping[str, Guarantee]
     """By axis, for all of `AXES`; filled at start."""
     sessions: bool = True
@@ -66,6 +84,10 @@ class ProbedSandbox(Sandbox):
     """Whether it isolates nothing, so that what is measured with it is to be tagged."""
     programs: Programs | None = None
     """What runs; ``None`` while the service is not started."""
+
+    def __init__(self, *, slots: int, needs: Iterable[str]) -> None:
+        self.slots, self.needs = slots, known_axes(needs, f"{self.name}.needs has")
+        self.guarantees = {}
 
     @abstractmethod
     def open_box(self, program: Program) -> Box:
@@ -174,18 +196,19 @@ class ProbedSandbox(Sandbox):
         return FIXES.get(axis, f"{self.name} does not enforce it on this machine: use another provider")
 
     def require(self, axes: Iterable[str]) -> None:
-        """Refuse to go on unless each of *axes* is enforced.
+        """Raise an error unless each of *axes* is enforced.
 
         Raises:
             UsageError: one is not; the message has the fix of each.
         """
-        unmet = []
-        for axis in axes:
-            if axis not in AXES:
-                raise UsageError(f"unknown guarantee {axis!r}{did_you_mean(axis, AXES)}")
-            if (level := self.guarantees.get(axis, Guarantee.ABSENT)) is not Guarantee.ENFORCED:
-                unmet.append(f"  {axis}: {level}; {self.fix(axis)}")
-        if unmet:
-            raise UsageError(
-                f"{type(self).__name__} does not enforce what is needed on this machine:\n" + "\n".join(unmet)
-            )
+        axes = known_axes(axes, "require has")
+        levels = {axis: self.guarantees.get(axis, Guarantee.ABSENT) for axis in axes}
+        unmet = {axis: level for axis, level in levels.items() if level is not Guarantee.ENFORCED}
+        if not unmet:
+            return
+        lines = [f"{self.name} does not enforce what is needed on this machine:"]
+        lines += [f"  {axis}: {level}; {self.fix(axis)}" for axis, level in unmet.items()]
+        if axes == self.needs:  # what code requires, the recipe cannot lower
+            kept = [axis for axis in axes if axis not in unmet]
+            lines.append(f"or accept less, in args of the service: needs = {json.dumps(kept)}")
+        raise UsageError("\n".join(lines))
