@@ -36,7 +36,7 @@ ELSEWHERE = {
     "quintain train coached.toml": COACHED,
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
-    "quintain eval code --data mbpp.jsonl --engine @oracle --service sandbox=bubblewrap": CODE,
+    "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,

@@ -171,7 +171,8 @@ def test_the_splits_of_a_file_are_disjoint_and_fixed(tmp_path: Path) -> None:
     assert [30, 0] == [len(load(forward, s, "test")) for s in ("test", "train")]
 
 
-def test_mbpp_keeps_its_splits_and_rows_may_name_theirs(tmp_path: Path) -> None:
+def test_mbpp_keeps_its_splits_and_rows_may_name_theirs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Who evaluates a file learns that some of its rows are left to training."""
     rows = [
         {**MBPP, "task_id": n, "test_list": [f"assert add({n}) == {n + 1}"]} for n in (5, 11, 510, 511, 600, 601, 974)
     ]
@@ -182,6 +183,8 @@ def test_mbpp_keeps_its_splits_and_rows_may_name_theirs(tmp_path: Path) -> None:
         "dev": ["mbpp 511", "mbpp 600"],
         "test": ["mbpp 11", "mbpp 510"],
     } == found
+    assert [f"code: 2 of 7 rows of {file} are the split test; splits=test makes it all"] == caplog.messages
+    assert 7 == len(load(file, "test", "test"))
     own = write(tmp_path / "own.jsonl", named(3, split="test"), named(4, split="train"))
     assert ["row 3"] == [t.source for t in load(own, "test")]
 
@@ -277,7 +280,7 @@ def test_the_command_line_evaluates_a_file(
     """With the control `oracle` every row scores 1, and one whose reference fails is a failure of ours, left out."""
     wrong = {**OWN, "prompt": "Two.", "tests": ["assert one() == 2"], "id": "wrong"}
     file = write(tmp_path / "rows.jsonl", MBPP, MODULES, APPS, wrong)
-    service = ["--service", "sandbox=bubblewrap", "--service-arg", "sandbox.needs=[]"]
+    service = ["--service-arg", "sandbox.needs=[]", "--service-arg", 'sandbox.providers=["bubblewrap"]']
     options = ["--arg", "splits=test", "--engine", "@oracle", "--max-failures", "0.3", "--json", *service]
     assert 0 == command_line(["eval", "code", "--data", file, *options])
     found = json.loads(capsys.readouterr().out)

@@ -12,11 +12,11 @@ from pathlib import Path
 import click
 
 from quintain.errors import EnvironmentFault, InfrastructureError, QuintainError
-from quintain_sandbox import Bubblewrap
+from quintain_sandbox import BestSandbox
 
 from .data import fingerprint, load
 from .grading import Grader
-from .tasks import CodeTask
+from .tasks import ENFORCE, CodeTask
 
 
 @click.group()
@@ -57,7 +57,7 @@ def _splits(data: str) -> Sequence[str]:
 
 
 async def _faults(tasks: Sequence[CodeTask], slots: int, repeat: int) -> dict[str, dict[str, str]]:
-    async with Bubblewrap(slots=slots) as sandbox:
+    async with BestSandbox(slots=slots, needs=ENFORCE) as sandbox:
         grader, room = Grader(sandbox), asyncio.Semaphore(2 * slots)
         done = 0
 

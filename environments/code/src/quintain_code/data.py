@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -16,6 +17,8 @@ from quintain.models import offline, quiet, unreachable
 
 from .rows import FORMATS, task_of
 from .tasks import CodeTask
+
+log = logging.getLogger("quintain.code")
 
 MBPP_SPLITS = {"train": range(601, 975), "dev": range(511, 601), "test": range(11, 511)}
 """The splits of MBPP (Austin et al. 2021, arXiv:2108.07732) by task id; 1 to 10 are the paper's few-shot prompts."""
@@ -94,8 +97,13 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     rows = _lines(file)
     if splits == "test":
         return rows if split == "test" else []
-    return [(row, where) for (row, where), own in zip(rows, _splits([row for row, _ in rows]), strict=True)
-            if own == split]  # fmt: skip
+    owners = _splits([row for row, _ in rows])
+    found = [row for row, owner in zip(rows, owners, strict=True) if owner == split]
+    if split == "test" and len(found) < len(rows):
+        # The others may be trained on, so they are not tests unless the user says so.
+        counts = f"{len(found)} of {len(rows)} rows of {file}"
+        log.warning("code: %s are the split test; splits=test makes it all", counts)
+    return found
 
 
 def _splits(rows: Sequence[Any]) -> list[str]:
