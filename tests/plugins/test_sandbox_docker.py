@@ -21,7 +21,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import InfrastructureError, UsageError
-from quintain_sandbox import Docker, Program, ProgramLimits, bpf, container, syscalls
+from quintain_sandbox import (
+    BestSandbox,
+    Bubblewrap,
+    Docker,
+    Landlock,
+    ProbedSandbox,
+    Program,
+    ProgramLimits,
+    bpf,
+    container,
+    syscalls,
+)
+from quintain_sandbox import docker as docker_provider
 from quintain_sandbox.cgroups import Counters
 from quintain_sandbox.container import STDERR, STDOUT, Frames, Waiting
 from quintain_sandbox.pool import ContainerPool, Shape
@@ -189,7 +201,7 @@ def test_a_pool_is_filled_and_refilled(harbour: Harbour) -> None:
     harbour.remove(taken)
     pool.close()
     assert {SHAPE} == set(harbour.made)
-    with pytest.raises(InfrastructureError, match="not started"):
+    with pytest.raises(UsageError, match="not started"):
         pool.take(SHAPE)
 
 
@@ -319,7 +331,16 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
         Docker(**wrong)  # type: ignore[arg-type]
 
 
-def test_a_service_that_is_not_started_runs_nothing() -> None:
-    """As with every provider."""
-    with pytest.raises(UsageError, match="docker is not started"):
-        asyncio.run(Docker().run({}, ["true"]))
+@pytest.mark.parametrize("service", [Docker(), Bubblewrap(), Landlock(), BestSandbox()])
+def test_a_service_that_is_not_started_runs_nothing(service: ProbedSandbox) -> None:
+    """One error, whichever provider and whichever way to a program."""
+    with pytest.raises(UsageError, match=f"{service.name} is not started; use 'async with"):
+        asyncio.run(service.run({}, ["true"]))
+    with pytest.raises(UsageError, match=f"{service.name} is not started; use 'async with"):
+        service.open_box(Program(argv=["true"]))
+
+
+def test_a_runtime_that_the_engine_does_not_list_is_a_mistake_of_the_recipe() -> None:
+    """The error lists what there is; no retry can help."""
+    with pytest.raises(UsageError, match=r"docker\.runtime is 'kata'; the engine lists crun, runc"):
+        docker_provider._runtime("kata", {"Runtimes": {"runc": {}, "crun": {}}}, False)

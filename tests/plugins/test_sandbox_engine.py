@@ -445,7 +445,7 @@ def test_gvisor_is_chosen_where_the_engine_lists_it(spare: Spare) -> None:
 
     assert "runsc" == asyncio.run(runtime())
     assert "runc" == asyncio.run(runtime(runtime="runc"))
-    with pytest.raises(InfrastructureError, match=r"docker.runtime is 'kata'; the engine lists .*runsc"):
+    with pytest.raises(UsageError, match=r"docker.runtime is 'kata'; the engine lists .*runsc"):
         asyncio.run(runtime(runtime="kata"))
 
 

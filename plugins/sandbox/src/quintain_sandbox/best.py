@@ -80,7 +80,7 @@ class BestSandbox(ProbedSandbox):
     def open_box(self, program: Program) -> Box:
         """See `ProbedSandbox.open_box`."""
         if self.chosen is None:
-            raise InfrastructureError("sandbox is not started")
+            raise self.not_started()
         return self.chosen.open_box(program)
 
     @property

@@ -96,7 +96,7 @@ class Bubblewrap(LocalSandbox):
         """See `LocalSandbox.box`."""
         if self._setting is None:
             give_back()
-            raise InfrastructureError("bubblewrap is not started")
+            raise self.not_started()
         return BubblewrapBox(self._setting, program, user, give_back)
 
     def fix(self, axis: str) -> str:

@@ -111,7 +111,7 @@ class Docker(ProbedSandbox):
         """See `ProbedSandbox.open_box`."""
         fleet = self._fleet
         if fleet is None:
-            raise InfrastructureError("docker is not started")
+            raise self.not_started()
         return DockerBox(fleet.engine, fleet.pool.take(Shape.of(program.limits)), program, fleet.discard)
 
     def ready(self) -> int:
@@ -138,6 +138,7 @@ class _Fleet:
 
     Raises:
         InfrastructureError: there is no engine or no image; the message has the command that helps.
+        UsageError: the engine does not list the runtime that the service asks for.
     """
 
     def __init__(self, service: Docker) -> None:
@@ -323,7 +324,7 @@ def _runtime(wanted: str, info: Mapping[str, Any], is_podman: bool) -> str | Non
         listed = GVISOR in known and not (is_podman and not Path(str(known[GVISOR].get("path"))).exists())
         return GVISOR if listed else None
     if wanted not in known:
-        raise InfrastructureError(f"docker.runtime is {wanted!r}; the engine lists {', '.join(sorted(known))}")
+        raise UsageError(f"docker.runtime is {wanted!r}; the engine lists {', '.join(sorted(known))}")
     return wanted
 
 

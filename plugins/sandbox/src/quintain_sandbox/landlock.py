@@ -58,7 +58,7 @@ class ConfinedSandbox(LocalSandbox):
         """See `LocalSandbox.box`."""
         if self.confinement is None:
             give_back()
-            raise InfrastructureError(f"{self.name} is not started")
+            raise self.not_started()
         return ConfinedBox(self.confinement, program, user, give_back)
 
 

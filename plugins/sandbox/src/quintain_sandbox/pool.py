@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from quintain import InfrastructureError
+from quintain.errors import UsageError
 
 from .container import Waiting
 from .program import ProgramLimits
@@ -78,6 +79,7 @@ class ContainerPool:
 
         Raises:
             InfrastructureError: the engine does not start one.
+            UsageError: the pool is closed.
         """
         while (waiting := self._pop(shape)) is not None:
             if waiting.alive:
@@ -94,7 +96,7 @@ class ContainerPool:
         """One that is ready; ``None`` counts as urgent."""
         with self._changed:
             if self._state == "closed":
-                raise InfrastructureError("docker is not started")
+                raise UsageError("docker is not started")
             self._lately[shape] = None
             self._lately.move_to_end(shape)
             if len(self._lately) > min(SHAPES, max(1, self._size)):

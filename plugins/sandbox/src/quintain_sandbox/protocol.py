@@ -174,8 +174,12 @@ class ProbedSandbox(Sandbox):
 
     def _started(self) -> Programs:
         if self.programs is None:
-            raise UsageError(f"{self.name} is not started; use 'async with {type(self).__name__}() as sandbox:'")
+            raise self.not_started()
         return self.programs
+
+    def not_started(self) -> UsageError:
+        """The error of a service that is used before its start or after its end."""
+        return UsageError(f"{self.name} is not started; use 'async with {type(self).__name__}() as sandbox:'")
 
     @property
     def name(self) -> str:
