@@ -52,7 +52,7 @@ async def measured(rounds: int, programs: int) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {
         name: [] for name in ("plain", "waiting", "waiting, no interpreter", "fresh", "overrun", "rate")
     }
-    async with Docker(slots=4, pool=POOL) as waiting, Docker(slots=4, pool=0) as fresh:
+    async with Docker(slots=4, warm=POOL) as waiting, Docker(slots=4, warm=0) as fresh:
 
         async def one(service: Docker, argv: list[str] = ARGV) -> None:
             result = await service.run({}, argv, limits=PATIENT)

@@ -324,7 +324,7 @@ def test_a_machine_without_the_package_names_the_command(monkeypatch: pytest.Mon
         start()
 
 
-@pytest.mark.parametrize("wrong", [{"slots": 0}, {"pool": -1}, {"slots": 60, "pool": 60}, {"cpus": 0.0}])
+@pytest.mark.parametrize("wrong", [{"slots": 0}, {"warm": -1}, {"slots": 60, "warm": 60}, {"cpus": 0.0}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, float]) -> None:
     """Each names the setting."""
     with pytest.raises(UsageError, match=r"docker\."):

@@ -36,7 +36,7 @@ ENGINE = Path(__file__).parents[2] / "tools" / "engine.sh"
 
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Docker]:
-    yield from started("docker", slots=2, pool=3)
+    yield from started("docker", slots=2, warm=3)
 
 
 def run(sandbox: Docker, code: str, stdin: bytes = b"", **limits: float) -> ProgramResult:
@@ -171,7 +171,7 @@ def test_a_pool_is_used_and_refilled(sandbox: Docker) -> None:
 
 
 def await_full(sandbox: Docker) -> None:
-    await_nothing(lambda: [] if sandbox.ready() == sandbox.pool else ["too few"], 60.0)
+    await_nothing(lambda: [] if sandbox.ready() == sandbox.warm else ["too few"], 60.0)
 
 
 def test_users_differ_and_own_nothing(sandbox: Docker) -> None:
@@ -187,7 +187,7 @@ def test_users_differ_and_own_nothing(sandbox: Docker) -> None:
 
 def test_a_cancelled_run_and_the_end_of_the_service_leave_nothing() -> None:
     """Containers of runs, of the pool and of cancelled runs are gone when the service is."""
-    engine_of = started("docker", slots=2, pool=2)
+    engine_of = started("docker", slots=2, warm=2)
     service = next(engine_of)
 
     async def cancelled() -> None:
@@ -224,7 +224,7 @@ def test_containers_of_a_killed_trainer_are_removed_at_the_next_start() -> None:
 import asyncio
 from quintain_sandbox import Docker
 async def main():
-    async with Docker(slots=1, pool=1, needs=()) as sandbox:
+    async with Docker(slots=1, warm=1, needs=()) as sandbox:
         while not sandbox.ready():
             await asyncio.sleep(0.1)
         run = asyncio.create_task(sandbox.run({}, ["sleep", "3599"]))
@@ -250,7 +250,7 @@ asyncio.run(main())
         return [name for name, pid in pids.items() if pid == str(trainer.pid)]
 
     assert left()
-    service = started("docker", slots=1, pool=0)
+    service = started("docker", slots=1, warm=0)
     next(service)
     assert [] == left()
     service.close()
@@ -324,7 +324,7 @@ def test_a_package_that_is_not_installed_is_refused() -> None:
 def test_an_image_has_packages_that_are_asked_for() -> None:
     """With what they require, found by `-I`, too."""
     report = build_image("quintain-sandbox-tests", ["pytest"], progress=lambda line: None)
-    service = started("docker", slots=1, pool=0, image=report["image"])
+    service = started("docker", slots=1, warm=0, image=report["image"])
     code = b"def test(): assert 6 * 7 == 42"
     argv = ["python3", "-I", "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_it.py"]
     result = asyncio.run(next(service).run({"test_it.py": code}, argv, limits=PATIENT))
@@ -381,8 +381,8 @@ def test_faults_of_the_engine_are_no_results(spare: Spare) -> None:
     """No engine, no image, SIGKILL in mid-run: errors that name the fix; an engine that was started anew serves."""
     spare.start()
 
-    async def begin(pool: int = 2) -> Docker:
-        return await Docker(slots=2, pool=pool, needs=(), url=spare.url).__aenter__()
+    async def begin(warm: int = 2) -> Docker:
+        return await Docker(slots=2, warm=warm, needs=(), url=spare.url).__aenter__()
 
     with pytest.raises(InfrastructureError, match=r"no image 'quintain-sandbox'; build it: quintain sandbox build"):
         asyncio.run(begin())
@@ -405,7 +405,7 @@ def test_faults_of_the_engine_are_no_results(spare: Spare) -> None:
             assert "ok" == (await service.run({}, ["true"])).status
         finally:
             await service.__aexit__()
-        service = await begin(pool=0)
+        service = await begin(warm=0)
         try:
             await asyncio.to_thread(await_nothing, lambda: own_containers(service), 30.0)
             await asyncio.to_thread(spare.remove_images)
@@ -437,7 +437,7 @@ def test_gvisor_is_chosen_where_the_engine_lists_it(spare: Spare) -> None:
     spare.build()
 
     async def runtime(**settings: Any) -> str:
-        async with Docker(slots=1, pool=1, needs=(), url=spare.url, **settings) as service:
+        async with Docker(slots=1, warm=1, needs=(), url=spare.url, **settings) as service:
             assert service._fleet is not None
             await asyncio.to_thread(await_full, service)
             waiting = own_containers(service)[0]
@@ -484,7 +484,7 @@ def test_podman_serves_too(tmp_path: Path) -> None:
 
 
 async def on_podman(spare: Spare) -> None:
-    async with Docker(slots=1, pool=1, url=spare.url) as service:  # needs every axis
+    async with Docker(slots=1, warm=1, url=spare.url) as service:  # needs every axis
         files = {"main.py": b"import sys; print(sys.stdin.read(), file=sys.stderr); sys.exit(3)"}
         result = await service.run(files, ["python3", "main.py"], b"in", PATIENT)
         assert ("failed", 3, b"in\n") == (result.status, result.exit, result.stderr)

@@ -56,7 +56,7 @@ class Docker(ProbedSandbox):
 
     Attributes:
         slots: programs at one time.
-        pool: containers that wait for a program, started ahead; 0 starts each when it is asked for.
+        warm: containers that wait for a program, started ahead; 0 starts each when it is asked for.
         needs: axes that must be enforced, else the service does not start. Leave out of it what you can do without;
             the default is all.
         image: name of the image. Its ``/bin/sh`` starts the programs, and it needs ``mkdir``, ``dd`` and ``sleep``.
@@ -70,7 +70,7 @@ class Docker(ProbedSandbox):
         self,
         *,
         slots: int = os.cpu_count() or 1,
-        pool: int = 8,
+        warm: int = 8,
         needs: Sequence[str] = tuple(AXES),
         image: str = IMAGE,
         runtime: str = "auto",
@@ -78,12 +78,12 @@ class Docker(ProbedSandbox):
         url: str = "",
     ) -> None:
         room = PER_BLOCK - BESIDE
-        if slots < 1 or pool < 0 or slots + pool > room // 2:
-            raise UsageError(f"docker.slots is {slots} and docker.pool {pool}; expected at most {room // 2} together")
+        if slots < 1 or warm < 0 or slots + warm > room // 2:
+            raise UsageError(f"docker.slots is {slots} and docker.warm {warm}; expected at most {room // 2} together")
         if not 0 < cpus <= 1024:
             raise UsageError(f"docker.cpus is {cpus}; expected a positive number")
         super().__init__(slots=slots, needs=needs)
-        self.pool, self.image, self.runtime, self.cpus, self.url = pool, image, runtime, cpus, url
+        self.warm, self.image, self.runtime, self.cpus, self.url = warm, image, runtime, cpus, url
         self._fleet: _Fleet | None = None
 
     async def __aenter__(self) -> Self:
@@ -176,7 +176,7 @@ class _Fleet:
         self._users = _users(info, others)
         self._lock = threading.Lock()
         self._removals = ThreadPoolExecutor(2, thread_name_prefix="docker removal")
-        self.pool = ContainerPool(service.pool, self.make, self.discard)
+        self.pool = ContainerPool(service.warm, self.make, self.discard)
 
     def make(self, shape: Shape) -> Waiting:
         """Create and start a container that waits."""

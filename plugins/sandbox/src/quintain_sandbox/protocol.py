@@ -8,7 +8,6 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
-from typing import ClassVar
 
 from quintain import Sandbox
 from quintain.errors import UsageError, did_you_mean
@@ -80,8 +79,6 @@ class ProbedSandbox(Sandbox):
     """By axis, for all of `AXES`; filled at start."""
     sessions: bool = True
     """Whether a program in a box can see and end all others of the box, as the supervisor of a session does."""
-    unsafe: ClassVar[bool] = False
-    """Whether it isolates nothing, so that what is measured with it is to be tagged."""
     programs: Programs | None = None
     """What runs; ``None`` while the service is not started."""
 

@@ -31,10 +31,7 @@ class Rlimits(ConfinedSandbox):
         allow_unsafe: must be true: you accept that programs read the host's files and use its network.
         slots: programs at one time; each has a user id of its own on the host where the trainer is root.
         needs: axes that must be enforced on this machine, else the service does not start; none by default.
-        read_only: without effect: all that the user may read is readable.
     """
-
-    unsafe = True
 
     def __init__(
         self,
@@ -42,14 +39,13 @@ class Rlimits(ConfinedSandbox):
         allow_unsafe: bool = False,
         slots: int = os.cpu_count() or 1,
         needs: Sequence[str] = (),
-        read_only: Sequence[str] = (),
     ) -> None:
         if not allow_unsafe:
             raise UsageError(
                 "rlimits is no sandbox: programs read the host's files and use its network. Use bubblewrap, docker or "
                 "landlock, or accept that with allow_unsafe = true"
             )
-        super().__init__(slots=slots, needs=needs, read_only=read_only)
+        super().__init__(slots=slots, needs=needs)
 
     async def __aenter__(self) -> Self:
         if not _warned:

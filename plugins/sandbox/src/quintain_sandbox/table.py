@@ -14,7 +14,7 @@ from .protocol import AXES, Guarantee, ProbedSandbox
 from .rlimits import Rlimits
 
 PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {
-    "docker": lambda: Docker(slots=2, pool=0, needs=()),
+    "docker": lambda: Docker(slots=2, warm=0, needs=()),
     "bubblewrap": lambda: Bubblewrap(slots=2, needs=()),
     "landlock": lambda: Landlock(slots=2, needs=()),
     "rlimits": lambda: Rlimits(slots=2, allow_unsafe=True),
