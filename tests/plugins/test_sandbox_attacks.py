@@ -7,6 +7,7 @@ of a lane has the user of the one before it.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import platform
 import queue
@@ -24,6 +25,8 @@ import pytest
 
 from quintain.errors import UsageError
 from quintain_sandbox import Docker, Guarantee, ProbedSandbox, Program, ProgramLimits, ProgramResult
+from quintain_sandbox.landlock import ConfinedSandbox
+from quintain_sandbox.program import ENVIRONMENT
 from quintain_sandbox.users import give_back_user, take_user
 
 from .sandbox_programs import ATTACKS, FIRST_RUN, PRELUDE, SECOND_RUN, Attack
@@ -239,6 +242,17 @@ def test_a_compiled_program_passes(
     if isinstance(outcome, ProgramResult) and outcome.exit == 77:
         pytest.skip("the box has no C compiler")
     assert COMPILED[compiled][-1] == printed(outcome)
+
+
+def test_every_provider_has_the_same_environment(sandbox: ProbedSandbox) -> None:
+    """User, language and search path of a program are no matter of the provider; it starts in its home."""
+    code = "import json, os; print(json.dumps([dict(os.environ), os.getcwd()]))"
+    result = run_as(sandbox, None, Program(argv=["python3", "-I", "-c", code], limits=PATIENT))
+    environment, folder = json.loads(result.stdout)
+    assert folder == environment["HOME"]
+    assert environment["HOME"].startswith(environment["TMPDIR"])
+    folders = {name: environment[name] for name in ("HOME", "TMPDIR")} if isinstance(sandbox, ConfinedSandbox) else {}
+    assert environment.items() >= {**ENVIRONMENT, **folders}.items()
 
 
 def test_nothing_passes_from_one_run_to_the_next(sandbox: ProbedSandbox) -> None:

@@ -37,6 +37,7 @@ from quintain_sandbox import docker as docker_provider
 from quintain_sandbox.cgroups import Counters
 from quintain_sandbox.container import STDERR, STDOUT, Frames, Waiting
 from quintain_sandbox.pool import ContainerPool, Shape
+from quintain_sandbox.program import HOME
 
 MARKER = b"0123456789abcdef"
 REPORT = b"7\n0m0.010s 0m0.000s\n1m0.250s 0m0.500s\n"
@@ -100,7 +101,7 @@ def run_script(program: Program, folder: Path) -> tuple[bytes, bytes]:
     """Standard output and error of the container's shell on *program*, here and without a container."""
     marker = MARKER.decode()
     with subprocess.Popen(
-        ["/bin/sh", "-c", container.WAITER[2].replace(container.HOME, str(folder / "box"))],
+        ["/bin/sh", "-c", container.WAITER[2].replace(HOME, str(folder / "box"))],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
     ) as shell:  # fmt: skip
         assert shell.stdin and shell.stdout and shell.stderr

@@ -23,9 +23,9 @@ from click.testing import CliRunner
 from quintain.errors import InfrastructureError, UsageError
 from quintain_sandbox import AXES, Docker, Guarantee, LineTimeout, ProgramLimits, ProgramResult
 from quintain_sandbox.command import sandbox as command
-from quintain_sandbox.container import HOME
 from quintain_sandbox.docker import build_image
 from quintain_sandbox.image import Image, python_image
+from quintain_sandbox.program import HOME
 
 from .sandbox_service import await_nothing, containers_of, image, processes_of, started
 

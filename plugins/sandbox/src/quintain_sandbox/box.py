@@ -11,23 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 
 from quintain import InfrastructureError
 
 from .cgroups import ControlGroup, Controllers
 from .launcher import Launcher, in_memory
-from .program import Program, Usage
-from .running import Box, EndedBy, Finish
+from .opened import Box, EndedBy, Finish, open_streams
+from .program import ENVIRONMENT, HOME, Program, Usage, process_limits
 
 INSIDE = 65534
 """User and group inside the box: nobody."""
-HOME = "/tmp/box"
-"""The working directory inside."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 """Host paths that interpreters and compilers need; read-only, and left out where they do not exist."""
-ENVIRONMENT = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": HOME, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
 KILL_SECONDS = 2.0
 """How long bubblewrap may take to end after its program."""
 CHUNK = 1 << 16
@@ -81,7 +77,7 @@ class BubblewrapBox(Box):
                 theirs.append(descriptor)
                 return len(theirs) - 1
 
-            self._standard_streams(stack, inherit)
+            open_streams(self, stack, inherit)
             self._status, status = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, self._status)
             os.set_blocking(self._status, False)
@@ -97,17 +93,6 @@ class BubblewrapBox(Box):
             )
         self.ended = self._process.ended
         stack.callback(self._end)
-
-    def _standard_streams(self, stack: ExitStack, inherit: Callable[[int], int]) -> None:
-        stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
-        stack.callback(self.end_input)
-        inherit(stdin)
-        self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, self.stdout)
-        inherit(stdout)
-        self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-        stack.callback(os.close, self.stderr)
-        inherit(stderr)
 
     def waits(self) -> bool:
         """Whether it runs and has said nothing."""
@@ -203,19 +188,12 @@ def message(program: Program, limits: dict[str, int]) -> bytes:
 
 
 def _limits(setting: Setting, program: Program, user: int | None) -> dict[str, int]:
-    """Resource limits of each process: the second line behind control groups."""
-    limits = program.limits
-    found = {
-        "CPU": ceil(limits.cpu_seconds),
-        "CORE": 0,
-        "FSIZE": limits.disk,
-        "NOFILE": max(limits.open_files, len(program.files) + 24),  # bubblewrap reads each from a descriptor
-    }
-    if user is not None:  # counted per user: a shared one would count the trainer's processes, too
-        found["NPROC"] = limits.processes + 2
-    if setting.controllers.memory is None:
-        found["AS"] = limits.memory
-    return found
+    return process_limits(
+        program,
+        own_user=user is not None,
+        memory_is_counted=setting.controllers.memory is not None,
+        supervisors=2,
+    )
 
 
 def _options(setting: Setting, program: Program, status: int, file: Callable[[bytes], int]) -> Iterator[str]:

@@ -93,7 +93,7 @@ def program(order: dict[str, Any], seccomp: bytes, error: int) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):  # set by Python and by this process
         signal.signal(number, signal.SIG_DFL)
     for name, value in order["limits"].items():
-        kind = getattr(resource, name)
+        kind = getattr(resource, f"RLIMIT_{name}")
         most = resource.getrlimit(kind)[1]  # which in some containers not even root may raise
         least = value if most == resource.RLIM_INFINITY else min(value, most)
         resource.setrlimit(kind, (least, least))

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from .bpf import host_rules, seccomp_filter
 from .cgroups import ControlGroup, Controllers
 from .folder import make_folder, remove_folder
 from .launcher import Launcher, in_memory
-from .program import Program, ProgramLimits, Usage
-from .running import Box, EndedBy, Finish
+from .opened import Box, EndedBy, Finish, open_streams
+from .program import ENVIRONMENT, Program, Usage, process_limits
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER, MAKE_DEVICES, DEVICE_CALLS = 1, 2, 4, 8, 1 << 6 | 1 << 11, 1 << 15
 """Access rights of Landlock, include/uapi/linux/landlock.h."""
@@ -114,24 +113,20 @@ class ConfinedBox(Box):
                 inherited.callback(os.close, descriptor)
                 theirs.append(descriptor)
 
-            stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
-            stack.callback(self.end_input)
-            inherit(stdin)
-            self.stdout, stdout = os.pipe2(os.O_CLOEXEC)
-            stack.callback(os.close, self.stdout)
-            inherit(stdout)
-            self.stderr, stderr = os.pipe2(os.O_CLOEXEC)
-            stack.callback(os.close, self.stderr)
-            inherit(stderr)
+            open_streams(self, stack, inherit)
             self._status, status = os.pipe2(os.O_CLOEXEC)
             stack.callback(os.close, self._status)
             inherit(status)
             order = {
                 "argv": list(program.argv),
-                "environment": _environment(folder),
+                "environment": {**ENVIRONMENT, "HOME": str(folder / "box"), "TMPDIR": str(folder)},
                 "home": str(folder / "box"),
                 "user": user,
-                "limits": _limits(confinement, program.limits, user),
+                "limits": process_limits(
+                    program,
+                    own_user=user is not None,
+                    memory_is_counted=confinement.controllers.memory is not None,
+                ),
                 "groups": [str(entrance) for entrance in self._group.entrances],
                 "landlock": confinement.landlock(folder),
             }
@@ -213,29 +208,3 @@ class ConfinedBox(Box):
             self.kill()
             self._await_end()
         self._process.close()
-
-
-def _environment(folder: Path) -> dict[str, str]:
-    return {
-        "PATH": "/usr/local/bin:/usr/bin:/bin",
-        "HOME": str(folder / "box"),
-        "LANG": "C.UTF-8",
-        "TMPDIR": str(folder),
-        "USER": "nobody",
-        "LOGNAME": "nobody",
-    }
-
-
-def _limits(confinement: Confinement, limits: ProgramLimits, user: int | None) -> dict[str, int]:
-    """Resource limits of each process: the second line behind control groups."""
-    found = {
-        "RLIMIT_CPU": ceil(limits.cpu_seconds),
-        "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": limits.disk,
-        "RLIMIT_NOFILE": limits.open_files,
-    }
-    if user is not None:  # counted per user: a shared one would count the trainer's processes, too
-        found["RLIMIT_NPROC"] = limits.processes
-    if confinement.controllers.memory is None:
-        found["RLIMIT_AS"] = limits.memory
-    return found

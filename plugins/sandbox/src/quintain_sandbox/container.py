@@ -28,11 +28,9 @@ from quintain import InfrastructureError
 
 from .cgroups import Counters
 from .engine import Engine
-from .program import Program, Usage
+from .program import HOME, Program, Usage
 from .running import Box, EndedBy, Finish
 
-HOME = "/tmp/box"
-"""The working directory inside."""
 WAITER = ["/bin/sh", "-c", f'mkdir {HOME} && cd {HOME} && IFS= read -r q && eval "$q"']
 """The first process of a container."""
 START_SECONDS = 60.0

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .container import HOME, WAITER, DockerBox, Waiting, started
+from .container import WAITER, DockerBox, Waiting, started
 from .pool import ContainerPool, Shape
 from .probe import measure
-from .program import Program, ProgramLimits
+from .program import ENVIRONMENT, HOME, Program, ProgramLimits
 from .protocol import AXES, ProbedSandbox
 from .running import BESIDE, Box, Programs
 from .syscalls import seccomp_profile
@@ -41,13 +41,6 @@ BLOCKS, PER_BLOCK = 8, 256
 """User ids of one trainer are a block, so that two trainers share none."""
 USER = "quintain.sandbox.user"
 """Label of a container's user id."""
-ENVIRONMENT = {
-    "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "HOME": HOME,
-    "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",
-    "USER": "nobody",
-}
 GVISOR = "runsc"
 
 
@@ -219,7 +212,7 @@ class _Fleet:
             "user": f"{user}:{user}",
             "hostname": "sandbox",
             "stdin_open": True,
-            "environment": ENVIRONMENT,
+            "environment": dict(ENVIRONMENT),
             "labels": self._labels | {USER: str(user)},
             "host_config": host,
             "network_disabled": True,

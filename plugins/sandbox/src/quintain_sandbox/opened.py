@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
 
@@ -77,3 +79,20 @@ class Box(ABC):
         Raises:
             InfrastructureError: processes are left.
         """
+
+
+def open_streams(box: Box, stack: ExitStack, inherit: Callable[[int], object]) -> None:
+    """Give *box* pipes for standard input, output and error, which *stack* closes.
+
+    Args:
+        inherit: takes over the program's ends, in this order.
+    """
+    stdin, box.stdin = os.pipe2(os.O_CLOEXEC)
+    stack.callback(box.end_input)
+    inherit(stdin)
+    box.stdout, stdout = os.pipe2(os.O_CLOEXEC)
+    stack.callback(os.close, box.stdout)
+    inherit(stdout)
+    box.stderr, stderr = os.pipe2(os.O_CLOEXEC)
+    stack.callback(os.close, box.stderr)
+    inherit(stderr)

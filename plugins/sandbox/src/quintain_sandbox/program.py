@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from math import ceil
 from pathlib import PurePosixPath
 from typing import Literal
 
@@ -11,6 +12,17 @@ from quintain.errors import UsageError
 
 Status = Literal["ok", "failed", "timeout", "memory", "output", "closed"]
 """``ok`` is exit status 0, ``failed`` any other exit, ``closed`` a kill by the caller; the rest are limits."""
+HOME = "/tmp/box"
+"""The working directory of a program that sees file systems of its own."""
+ENVIRONMENT: Mapping[str, str] = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "HOME": HOME,
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",
+    "USER": "nobody",
+    "LOGNAME": "nobody",
+}
+"""What every provider sets; without file systems of its own, a program has other folders."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,3 +114,27 @@ class Program:
                 f"{len(self.files)} files of {size} bytes; expected at most 256 files and limits.disk = "
                 f"{self.limits.disk} bytes"
             )
+
+
+def process_limits(
+    program: Program, *, own_user: bool, memory_is_counted: bool, supervisors: int = 0
+) -> dict[str, int]:
+    """Resource limits of each process, by the names of `resource` without ``RLIMIT_``: the second line of defence.
+
+    Args:
+        own_user: whether the program's user has no other processes, which the kernel would count with its own.
+        memory_is_counted: whether a control group bounds the sum of memory.
+        supervisors: processes of the provider that the same user has.
+    """
+    limits = program.limits
+    found = {
+        "CPU": ceil(limits.cpu_seconds),
+        "CORE": 0,
+        "FSIZE": limits.disk,
+        "NOFILE": max(limits.open_files, len(program.files) + 24),  # bubblewrap reads each from a descriptor
+    }
+    if own_user:
+        found["NPROC"] = limits.processes + supervisors
+    if not memory_is_counted:
+        found["AS"] = limits.memory
+    return found
