@@ -26,7 +26,7 @@ PROVIDERS: Mapping[str, Callable[..., ProbedSandbox]] = {
 
 
 class BestSandbox(ProbedSandbox):
-    """The first of `providers` that starts and enforces `needs`. It says on standard error which, and why not others.
+    """The first of `providers` that starts and enforces `needs`. It logs the choice, and why others were rejected.
 
     Attributes:
         slots: programs at one time.
@@ -90,4 +90,4 @@ class BestSandbox(ProbedSandbox):
 
     def fix(self, axis: str) -> str:
         """See `ProbedSandbox.fix`."""
-        return "" if self.chosen is None else self.chosen.fix(axis)
+        return super().fix(axis) if self.chosen is None else self.chosen.fix(axis)

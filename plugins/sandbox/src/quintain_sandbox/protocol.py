@@ -104,7 +104,7 @@ class ProbedSandbox(Sandbox):
     ) -> ProgramResult:
         """Run *argv* in a new box whose working directory has *files*; the box ends with the program.
 
-        Waits for a slot. A cancelled run is killed before the cancellation goes on.
+        Waits for a slot. A cancelled run is killed before `asyncio.CancelledError` is raised.
 
         Raises:
             UsageError: the request itself is invalid, or the provider cannot give what it asks for.
@@ -129,9 +129,9 @@ class ProbedSandbox(Sandbox):
         cancellation.
 
         Args:
-            beside: a running program whose slot this one shares, instead of waiting for a slot of its own. Whoever
-                needs two programs at one time starts the second beside the first; else callers that hold one slot each
-                and wait for another would wait for one another.
+            beside: a running program whose slot this one shares, instead of waiting for a slot of its own. A caller
+                that needs two programs at one time starts the second beside the first: callers that each hold one slot
+                and wait for a second one deadlock.
 
         Raises:
             UsageError: as `run`.
@@ -154,7 +154,7 @@ class ProbedSandbox(Sandbox):
         """
         if not self.sessions:
             raise UsageError(f"{self.name} has no sessions; use docker or bubblewrap")
-        # The supervisor bounds each command; what it says of one must fit, whatever the commands are together.
+        # The supervisor bounds each command; the report of one command must fit, whatever the sum over all commands is.
         program = Program(
             argv=SUPERVISOR,
             stdin=SOURCE,

@@ -84,8 +84,8 @@ class RunningProgram:
     async def read_line(self, *, seconds: float | None = None, limit: int = LINE) -> bytes:
         """The next line of its standard output, with its newline.
 
-        The last line may lack one. ``b""`` says that the output and the program have ended, by themselves or by a limit
-        (`wait` and `close` say which).
+        The last line may lack one. ``b""``: the output and the program have ended, by themselves or by a limit (`wait`
+        and `close` return which).
 
         Raises:
             LineTimeout: nothing to return within *seconds*; ``None`` waits until the time limit of the program.
@@ -432,7 +432,7 @@ class Programs:
             self._left = job.exception() or self._left
 
     async def _end(self, running: RunningProgram) -> None:
-        """Kill it if it runs. A program that has ended is cleaned up while its caller goes on."""
+        """Kill it if it runs. A program that has ended is cleaned up in the background."""
         job = self._jobs.pop(running)
         if not running.result.done():
             running.stop("closed")

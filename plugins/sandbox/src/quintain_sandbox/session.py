@@ -1,7 +1,7 @@
 """A session: commands one after the other in one box, with a working directory that stays.
 
-`session_main` runs inside and takes orders. What it says comes from a box that runs programs of a policy, so it is
-parsed strictly and bounded; a breach ends the session.
+`session_main` runs inside and takes orders. Its messages come from a box that runs programs of a policy, so they are
+parsed strictly and bounded; an invalid message ends the session.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GRACE = 10.0
 
 
 class SessionFileError(Exception):
-    """A file of a session cannot be read or written, by the doing of what runs in it; the session goes on."""
+    """A file of a session cannot be read or written because of a program in it; the session remains usable."""
 
 
 class _Strict(BaseModel):
