@@ -30,7 +30,7 @@ from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.testing.scripted import ScriptedEngine
 from quintain.training.screen import Screen
-from quintain.types.rollout import Rollout
+from quintain.types.rollout import Rollout, Score
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 
@@ -96,6 +96,25 @@ def test_estimates_are_those_of_the_rollouts() -> None:
     assert list(e.estimates()) == ["pass@1", "pass@4", "pass@8", "cons@4", "cons@8"]
     assert e.terminations == {"finished": 48} and e.failed == 0
     assert e.tokens == pytest.approx(sum(len(r.reply) + 1 for r in e.rollouts) / 48)
+
+
+def test_parts_of_the_reward_are_reported_where_there_are_several() -> None:
+    """They are means over rollouts; the only part of a reward is its total and is not repeated."""
+
+    @reward(range=(0, 1))
+    def split(rollout: Rollout[Task, None]) -> Score:
+        right = rollout.reply == str(rollout.task.answer)
+        return Score(value=float(right), parts={"wrong": float(not right)})
+
+    class Parted(Doubling):
+        reward = split
+
+    parted, plain = measured(Parted(), samples=8, seed=3), measured(Doubling(), samples=8, seed=3)
+    assert plain.accuracy is not None
+    share = plain.accuracy.value
+    assert 0 < share < 1
+    assert {} == plain.metrics
+    assert {"split": share, "split.wrong": 1 - share} == pytest.approx(parted.metrics)
 
 
 def test_the_same_seed_gives_the_same_evaluation_whatever_runs_beside_it() -> None:

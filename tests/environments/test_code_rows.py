@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 from quintain.cli import main as command_line
 from quintain.errors import UsageError
-from quintain.testing import EnvironmentSuite
-from quintain_code import Code, Grader, task_of
+from quintain.testing import EnvironmentSuite, run_episode
+from quintain_code import OUTCOMES, Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load
 from quintain_code.names import solution_names, suite_tests
@@ -285,9 +285,10 @@ def test_the_command_line_evaluates_a_file(
     assert 0 == command_line(["eval", "code", "--data", file, *options])
     found = json.loads(capsys.readouterr().out)
     assert (1.0, 4, 1) == (found["pass@1"], found["rollouts"], found["failed"])
-    assert {"environment_error": 1, "finished": 3} == found["terminations"]
+    assert {"reward_error": 1, "finished": 3} == found["terminations"]
     assert "wrong: its own reference does not pass: failed" in next(iter(found["failures"]))
-    assert (1.0, 0.0) == (found["metrics"]["passed"], found["metrics"]["no_code"])
+    shares = {name: found["metrics"][f"passes_tests.{name}"] for name in ("passed", "tests_passed", "no_code")}
+    assert {"passed": 1.0, "tests_passed": 1.0, "no_code": 0.0} == shares
 
 
 class TestCode(EnvironmentSuite):
@@ -299,6 +300,24 @@ class TestCode(EnvironmentSuite):
     @classmethod
     def services(cls) -> Mapping[str, Any]:
         return {**super().services(), "sandbox": Bubblewrap(slots=2, needs=())}
+
+
+def test_the_reward_grades_so_that_sampling_does_not_wait(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    """The episode ends with the reply; outcome and share of tests are parts of the score."""
+    row = {**OWN, "tests": ["assert one() == 1", "assert one() > 0"], "weights": [0.75, 0.25]}
+    code = Code(data=write(tmp_path / "rows.jsonl", row), splits="test", sandbox=sandbox)
+    (task,) = code.tasks("test")
+    for reply, score, outcome, share in (
+        (code.oracle(task, ()), 1.0, "passed", 1.0),
+        ("def one():\n    return 2\n", 0.25, "failed", 0.5),
+        ("```python\n", 0.0, "no_code", 0.0),
+    ):
+        played = run_episode(code, task, reply, services={"sandbox": sandbox})
+        assert played.result is None
+        assert played.outcome is not None
+        assert score == played.outcome.total, played.outcome.reason
+        shares = {name: float(name == outcome) for name in OUTCOMES} | {"tests_passed": share}
+        assert {"passes_tests": score, **{f"passes_tests.{n}": x for n, x in shares.items()}} == played.outcome.parts
 
 
 def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:

@@ -151,9 +151,10 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the environment reported, averaged over the valid rollouts that reported it."""
-        names = sorted({name for r in self.rollouts if r.valid for name in r.metrics})
-        return {n: _mean([r.metrics[n] for r in self.rollouts if r.valid and n in r.metrics]) for n in names}
+        """What the environment reported, and parts of the outcome, averaged over the valid rollouts that have it."""
+        scored = [(r.metrics, r.outcome.parts if r.outcome else {}) for r in self.rollouts if r.valid]
+        said = [{**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored]
+        return {n: _mean([r[n] for r in said if n in r]) for n in sorted({n for r in said for n in r})}
 
     def estimates(self) -> dict[str, Estimate | None]:
         """By name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""

@@ -5,29 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
-from quintain import Agent, Demonstration, Environment, Message, Rollout, Score, control, need, reward
+from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, control, need, reward
 from quintain.errors import UsageError
 from quintain_sandbox import ProbedSandbox
 
 from .data import fingerprint, known_faults, load, read_faults
 from .extract import TAGS, extract
-from .grading import OUTCOMES, Grade, Grader
+from .grading import Grade, Grader
 from .tasks import ENFORCE, CodeTask
 
 _GRADERS: WeakKeyDictionary[ProbedSandbox, Grader] = WeakKeyDictionary()
 
 
 @reward(range=(0, 1))
-def passes_tests(rollout: Rollout[CodeTask, Grade]) -> Score:
-    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of those that pass."""
-    grade = rollout.result
-    return Score(value=grade.score, reason=grade.reason)
+async def passes_tests(rollout: Rollout[CodeTask, Any], *, sandbox: ProbedSandbox = need()) -> Score:
+    """1 where all hidden tests of the task pass; for a task with weights, the sum of the weights of those that pass.
+
+    Its parts are the outcome, each of `OUTCOMES` with 1 or 0, and ``tests_passed``. Raises as `Grader.grade`.
+    """
+    grade = await grade_reply(sandbox, rollout.task, rollout.reply)
+    return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
 
 
-class Code(Environment[CodeTask, Grade]):
+class Code(Environment[CodeTask, None]):
     """Programming tasks with hidden tests: MBPP, HumanEval, EvalPlus, APPS, LiveCodeBench, own files.
 
     Attributes:
@@ -43,6 +46,7 @@ class Code(Environment[CodeTask, Grade]):
     """
 
     reward = passes_tests
+    limits = Limits(turns=1, reward_seconds=600.0)  # solutions wait for one another where many of them hang
 
     data: str = ""
     splits: Literal["own", "test"] = "own"
@@ -68,14 +72,6 @@ class Code(Environment[CodeTask, Grade]):
         for task in load(self.data, split, self.splits, self.show_tests):
             if fingerprint(task) not in out:
                 yield replace(task, id="", seconds=self.seconds) if self.seconds else task
-
-    async def rollout(self, task: CodeTask, agent: Agent) -> Grade:
-        agent.user(task.prompt)
-        turn = await agent.turn()
-        grade = await grade_reply(self.sandbox, task, turn.reply)
-        agent.metric(**{name: float(name == grade.outcome) for name in OUTCOMES})
-        agent.metric(tests_passed=grade.passed / max(1, grade.total))
-        return grade
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):

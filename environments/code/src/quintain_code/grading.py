@@ -60,6 +60,12 @@ class Grade:
     total: int = 0
     reason: str = ""
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Each outcome with 1 or 0, so that means over rollouts are shares, and the share of tests passed."""
+        of_outcomes = {name: float(name == self.outcome) for name in OUTCOMES}
+        return {**of_outcomes, "tests_passed": self.passed / max(1, self.total)}
+
 
 class Grader:
     """Grades solutions in *sandbox*."""

@@ -22,7 +22,7 @@ from quintain_sandbox import ProbedSandbox
 from .calls import CallGrader
 from .extract import extract
 from .functions import KINDS, Call, Function, Slips, Specification
-from .grading import OUTCOMES, Outcome
+from .grading import Grade
 from .tasks import ENFORCE
 
 CASES = 10
@@ -111,16 +111,11 @@ async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedS
     task = rollout.task
     found = extract(rollout.reply)
     if not found.files:
-        return Score(value=0.0, parts=_shares("no_code"), reason=found.reason)
+        return Score(value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=found.reason)
     grader = _GRADERS.setdefault(sandbox, CallGrader(sandbox))
     (code,) = found.files.values()
     grade = await grader.grade(code, task.name, task.calls(rollout.group))
-    return Score(value=grade.score, parts=_shares(grade.outcome), reason=grade.reason)
-
-
-def _shares(outcome: Outcome) -> dict[str, float]:
-    """Each outcome with 1 or 0, so that means over rollouts are shares."""
-    return {name: float(name == outcome) for name in OUTCOMES}
+    return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
 
 
 _GRADERS: WeakKeyDictionary[ProbedSandbox, CallGrader] = WeakKeyDictionary()
