@@ -1,6 +1,7 @@
 """One rule for the code of a reply.
 
-1. Text up to the last ``</think>`` is reasoning and is left out; after an unclosed ``<think>`` there is no code.
+1. Text up to the last ``</think>`` is reasoning and is left out; after an unclosed ``<think>`` there is no code. Inside
+   a fence ``<think>`` is ordinary text.
 2. A fence is a line of at most three spaces, then at least three backticks or tildes, then the info string. The block
    ends at the next line with only a fence of the same character, at least as long. Lines end with ``\\n``, ``\\r\\n``
    or ``\\r``; other Unicode line ends and look-alike characters are ordinary text.
@@ -59,9 +60,9 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
     if len(reply) > LONGEST:
         return Extraction(reason=f"the reply has more than {LONGEST} characters")
     text = reply.rpartition("</think>")[2]
-    if "<think>" in text:
+    blocks, between, closed = fenced(text)
+    if "<think>" in between:
         return Extraction(reason="the reasoning is not closed")
-    blocks, closed = fenced(text)
     if not closed:
         return Extraction(reason="the last fence is not closed")
     found: dict[str, str] = {}
@@ -79,21 +80,24 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
     return Extraction(files=found)
 
 
-def fenced(text: str) -> tuple[list[Block], bool]:
-    """The closed blocks of *text* in order, and whether every fence is closed."""
+def fenced(text: str) -> tuple[list[Block], str, bool]:
+    """The closed blocks of *text* in order, the lines outside of fences, and whether every fence is closed."""
     blocks: list[Block] = []
+    between: list[str] = []
     fence, words, held = "", (), list[str]()
     for line in _LINES.split(text):
         opened = _OPEN.fullmatch(line)
         if not fence:
             if opened:
                 fence, words, held = opened[1], tuple(opened[2].split()), []
+            else:
+                between.append(line)
         elif opened and opened[1].startswith(fence) and not opened[2].strip(" \t"):
             blocks.append(Block(words, "".join(part + "\n" for part in held)))
             fence = ""
         else:
             held.append(line)
-    return blocks, not fence
+    return blocks, "\n".join(between), not fence
 
 
 def _chosen(blocks: Sequence[Block], language: str, name: str) -> str | None:
