@@ -12,7 +12,7 @@ import pytest
 from quintain.errors import EnvironmentFault, QuintainError, UnknownNameError, UsageError, did_you_mean
 from quintain.interfaces.agent import Limits
 from quintain.interfaces.environment import Environment, control
-from quintain.interfaces.reward import Constant
+from quintain.interfaces.reward import constant
 from quintain.interfaces.service import Service, need
 from quintain.registry.binding import bind, signature_of, type_name
 from quintain.types.task import Message, Task
@@ -25,7 +25,7 @@ class Box(Service):
 class Count(Environment[Task, None]):
     """Count."""
 
-    reward = Constant(1)
+    reward = constant(1)
     top: int = 3
 
     def tasks(self, split: str) -> Iterable[Task]:
@@ -75,7 +75,7 @@ def test_controls_are_inherited_overridden_and_added() -> None:
 
 def test_an_environment_that_forgot_its_tasks_says_so() -> None:
     class Forgetful(Environment[Task, None]):
-        reward = Constant(1)
+        reward = constant(1)
 
     with pytest.raises(NotImplementedError, match="Forgetful does not say what its tasks are"):
         list(Forgetful().tasks("train"))
@@ -83,10 +83,10 @@ def test_an_environment_that_forgot_its_tasks_says_so() -> None:
 
 def test_overridden_adds_up_and_leaves_the_original() -> None:
     plain = Count(top=7)
-    one = plain.overridden(reward=Constant(2), limits=None)
-    both = one.overridden(shaping=Constant(3), limits=Limits(turns=4))
-    assert (both.reward, both.shaping, both.limits.turns) == (Constant(2), Constant(3), 4)
-    assert (plain.reward, plain.shaping, one.shaping, one.limits) == (Constant(1), None, None, Limits(turns=1))
+    one = plain.overridden(reward=constant(2), limits=None)
+    both = one.overridden(shaping=constant(3), limits=Limits(turns=4))
+    assert (both.reward, both.shaping, both.limits.turns) == (constant(2), constant(3), 4)
+    assert (plain.reward, plain.shaping, one.shaping, one.limits) == (constant(1), None, None, Limits(turns=1))
     assert (both.top, type(both)) == (7, Count)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintain.errors import RecipeError, UnknownNameError, UsageError
-from quintain.interfaces.reward import Constant, Reward, reward
+from quintain.interfaces.reward import Reward, constant, reward
 from quintain.training.recipe.rewards import parse_reward
 from quintain.types.rollout import Rollout
 
@@ -97,8 +97,8 @@ def test_text_equals_the_same_algebra_in_python(pair: Pair) -> None:
 def test_the_examples_of_the_documentation() -> None:
     assert parse('0.1 * kind(rubric="polite") + near.clip(-1, 1)') == 0.1 * kind(rubric="polite") + near.clip(-1, 1)
     assert parse("brevity") == brevity
-    assert parse("0") == Constant(0)
-    assert parse("2 * 3 - 1") == Constant(5)
+    assert parse("0") == constant(0)
+    assert parse("2 * 3 - 1") == constant(5)
     assert parse("kind(rubric='a',\n  weights=[1, 2.0])") == kind(rubric="a", weights=(1.0, 2.0))
 
 

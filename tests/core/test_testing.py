@@ -416,10 +416,10 @@ def test_the_environment_suite_catches_tasks_that_hang_on_the_process(
 ) -> None:
     (tmp_path / "hash_ordered.py").write_text(
         "from quintain.interfaces.environment import Environment\n"
-        "from quintain.interfaces.reward import Constant\n"
+        "from quintain.interfaces.reward import constant\n"
         "from quintain.types.task import Task\n"
         "class HashOrdered(Environment):\n"
-        "    reward = Constant(0)\n"
+        "    reward = constant(0)\n"
         "    def tasks(self, split):\n"
         "        return [Task(prompt=split + w) for w in {'w' * n for n in range(40)}]\n"
     )

@@ -11,7 +11,7 @@ import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import BindingError, EpisodeError, InfrastructureError, PolicyFault, RewardFault, did_you_mean
@@ -289,6 +289,7 @@ class Combined(Reward):
             return e
 
 
+@cache  # one object for each number, so that equal expressions are equal rewards
 def constant(value: float) -> Reward:
     """The same number for every rollout."""
     return Combined(f"{value:g}", lambda step: Score(value=float(value)), ())

@@ -109,7 +109,7 @@ MUTANTS: dict[str, Mutant] = {
         change=lambda algorithm: algorithm.replace(mask_truncated=False), where=of(mask_truncated="yes")
     ),
     "a whole sample weighs as one token": Mutant(
-        plant=wraps(loss, "_of_level", lambda f: lambda t, w, level: w if level == "token" else t.sample_mean(w)),
+        plant=wraps(LossInputs, "sample_sum", lambda f: lambda t, w: f(t, w) / f(t, torch.ones_like(w))),
         where=of(objective="gspo"),
     ),
     "clip bounds swapped": Mutant(
