@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
@@ -13,7 +12,7 @@ from .bubblewrap import Bubblewrap
 from .docker import Docker
 from .landlock import Landlock
 from .program import Program
-from .protocol import AXES, Guarantee, ProbedSandbox
+from .protocol import AXES, SLOTS, Guarantee, ProbedSandbox
 from .running import Box
 
 log = logging.getLogger("quintain.sandbox")
@@ -39,7 +38,7 @@ class BestSandbox(ProbedSandbox):
     def __init__(
         self,
         *,
-        slots: int = os.cpu_count() or 1,
+        slots: int = SLOTS,
         needs: Sequence[str] = tuple(AXES),
         providers: Sequence[str] = tuple(PROVIDERS),
     ) -> None:

@@ -20,7 +20,7 @@ from .launcher import Launcher
 from .local import AS_ROOT, GROUPS, NO_FILTER, LocalSandbox
 from .probe import measure
 from .program import Program
-from .protocol import AXES, weakest
+from .protocol import AXES, SLOTS, weakest
 from .running import Box
 from .warm import IMPORTS, WarmInterpreters
 
@@ -49,7 +49,7 @@ class Bubblewrap(LocalSandbox):
     def __init__(
         self,
         *,
-        slots: int = os.cpu_count() or 1,
+        slots: int = SLOTS,
         needs: Sequence[str] = tuple(AXES),
         read_only: Sequence[str] = (),
         warm: int = 0,

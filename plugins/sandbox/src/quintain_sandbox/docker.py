@@ -22,7 +22,7 @@ from .container import WAITER, DockerBox, Waiting, started
 from .pool import ContainerPool, Shape
 from .probe import measure
 from .program import ENVIRONMENT, HOME, Program, ProgramLimits
-from .protocol import AXES, ProbedSandbox
+from .protocol import AXES, SLOTS, ProbedSandbox
 from .running import BESIDE, Box, Programs
 from .syscalls import seccomp_profile
 
@@ -62,7 +62,7 @@ class Docker(ProbedSandbox):
     def __init__(
         self,
         *,
-        slots: int = os.cpu_count() or 1,
+        slots: int = SLOTS,
         warm: int = 8,
         needs: Sequence[str] = tuple(AXES),
         image: str = IMAGE,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import platform
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from quintain.errors import UsageError
 
 from .probe import measure
 from .program import Program, ProgramLimits
-from .protocol import AXES, ProbedSandbox
+from .protocol import AXES, SLOTS, ProbedSandbox
 from .running import Box, Programs
 from .users import PER_PROCESS, give_back_user, take_user
 
@@ -42,7 +41,7 @@ class LocalSandbox(ProbedSandbox):
     """What to do where the machine has what the provider needs, and not even an empty program runs."""
 
     def __init__(
-        self, *, slots: int = os.cpu_count() or 1, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
+        self, *, slots: int = SLOTS, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
     ) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"{self.name}.slots is {slots}; expected 1 to {MAX_SLOTS}")

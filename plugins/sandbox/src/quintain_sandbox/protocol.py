@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -17,6 +18,9 @@ from .running import Box, Programs, RunningProgram
 from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
 
 __all__ = ["AXES", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Status", "Usage"]
+
+SLOTS = min(os.cpu_count() or 1, 32)
+"""Programs at one time by default; every provider can run as many."""
 
 AXES: Mapping[str, str] = {
     "filesystem": "no host file other than programs and libraries can be read, and none can be changed",

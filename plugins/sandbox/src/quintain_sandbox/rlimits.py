@@ -6,7 +6,6 @@ This module is also a hook plugin: each step of a run that uses the provider has
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -14,6 +13,7 @@ from quintain.errors import UsageError
 
 from .landlock import ConfinedSandbox
 from .local import AS_ROOT, GROUPS
+from .protocol import SLOTS
 
 log = logging.getLogger("quintain.sandbox")
 WARNING = (
@@ -37,7 +37,7 @@ class Rlimits(ConfinedSandbox):
         self,
         *,
         allow_unsafe: bool = False,
-        slots: int = os.cpu_count() or 1,
+        slots: int = SLOTS,
         needs: Sequence[str] = (),
     ) -> None:
         if not allow_unsafe:
