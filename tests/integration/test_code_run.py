@@ -71,7 +71,7 @@ def test_without_a_sandbox_the_run_is_refused(model: Path, tmp_path: Path, monke
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.usefixtures("works")
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_default_model_learns_to_write_functions(tmp_path: Path, seed: int) -> None:
