@@ -197,7 +197,7 @@ HONEST = {
     ),
     "long integers as text": ("import sys\nsys.set_int_max_str_digits(0)\nprint(len(str(7 ** 9000)))", "7606"),
     "time zones": (
-        "import datetime as d, zoneinfo as z\nprint(d.datetime(2024, 7, 1, tzinfo=z.ZoneInfo('Europe/Berlin')).utcoffset())",
+        "import datetime as d, sys, zoneinfo as z\nif not z.available_timezones(): sys.exit(77)\nprint(d.datetime(2024, 7, 1, tzinfo=z.ZoneInfo('Europe/Berlin')).utcoffset())",
         "2:00:00",
     ),
     "calendar": ("import calendar\nprint(calendar.monthrange(2024, 2))", "(3, 29)"),

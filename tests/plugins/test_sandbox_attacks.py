@@ -230,7 +230,10 @@ def test_an_honest_program_passes(
         assert outcome.status == "failed"
         assert re.search(rb"PermissionError|not supported by protocol", outcome.stderr), outcome.stderr
         return
-    assert HONEST[name][1] == printed(honest[name])
+    outcome = honest[name]
+    if isinstance(outcome, ProgramResult) and outcome.exit == 77:
+        pytest.skip("the box has no data of time zones")
+    assert HONEST[name][1] == printed(outcome)
 
 
 @pytest.mark.parametrize("compiled", COMPILED)
