@@ -16,17 +16,15 @@ from pathlib import Path
 from quintain import InfrastructureError
 
 from .cgroups import ControlGroup, Controllers
+from .launched import LaunchedBox
 from .launcher import Launcher, in_memory
-from .opened import Box, EndedBy, Finish, open_streams
+from .opened import EndedBy, Finish
 from .program import ENVIRONMENT, HOME, Program, Usage, process_limits
 
 INSIDE = 65534
 """User and group inside the box: nobody."""
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
 """Host paths that interpreters and compilers need; read-only, and left out where they do not exist."""
-KILL_SECONDS = 2.0
-"""How long bubblewrap may take to end after its program."""
-CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,56 +38,41 @@ class Setting:
     read_only: tuple[str, ...] = ()
 
 
-class BubblewrapBox(Box):
-    """The processes, pipes and control groups of one program.
+class BubblewrapBox(LaunchedBox):
+    """See `LaunchedBox`.
 
     Args:
         user: the host's user and group id to drop to, ``None`` to keep the present ones.
-        give_back: called when nothing of the user is left.
-
-    Raises:
-        InfrastructureError: bubblewrap could not be started.
     """
 
     def __init__(
         self, setting: Setting, program: Program, user: int | None, give_back: Callable[[], None] = lambda: None
     ) -> None:
-        self._setting, self._program, self._user = setting, program, user
-        self._report = b""
+        self._setting, self._user = setting, user
         self._cpu_before = 0.0
-        with ExitStack() as stack:
-            stack.callback(give_back)
-            try:
-                self._open(setting, program, user, stack)
-            except OSError as e:
-                raise InfrastructureError(f"bubblewrap cannot start a program: {e}") from e
-            self._stack = stack.pop_all()
+        super().__init__("bubblewrap", program, give_back)
 
-    def _open(self, setting: Setting, program: Program, user: int | None, stack: ExitStack) -> None:
+    def _open(self, stack: ExitStack) -> None:
+        setting, program = self._setting, self._program
         # bubblewrap's own process is in the groups, too.
         self._group = ControlGroup(setting.controllers, program.limits.memory, program.limits.processes + 1)
         stack.callback(self._group.remove)
-        theirs: list[int] = []
-        with ExitStack() as inherited:
+        with self._pipes(stack) as theirs:
 
-            def inherit(descriptor: int) -> int:
-                inherited.callback(os.close, descriptor)
-                theirs.append(descriptor)
+            def inherit(data: bytes) -> int:
+                theirs.append(in_memory(data))
                 return len(theirs) - 1
 
-            open_streams(self, stack, inherit)
-            self._status, status = os.pipe2(os.O_CLOEXEC)
-            stack.callback(os.close, self._status)
             os.set_blocking(self._status, False)
-            words = list(_options(setting, program, inherit(status), lambda data: inherit(in_memory(data))))
-            options = inherit(in_memory(b"".join(word.encode() + b"\0" for word in words)))
+            words = list(_options(setting, program, len(theirs) - 1, inherit))
+            options = inherit(b"".join(word.encode() + b"\0" for word in words))
             self.began = time.monotonic()
             self._process = setting.launcher.launch(
                 [setting.bwrap, "--args", str(options), "--", *program.argv],
                 theirs,
-                limits=_limits(setting, program, user),
+                limits=_limits(setting, program, self._user),
                 groups=self._group.entrances,
-                user=user,
+                user=self._user,
             )
         self.ended = self._process.ended
         stack.callback(self._end)
@@ -113,10 +96,6 @@ class BubblewrapBox(Box):
         self.preamble = message(program, _limits(self._setting, program, self._user))
         self.began = time.monotonic()
 
-    def memory_kills(self) -> int:
-        """See `Box.memory_kills`."""
-        return self._group.memory_kills()
-
     def kill(self) -> None:
         """Kill the program, which is pid 1 of its namespace, so that the kernel kills all others in there.
 
@@ -131,16 +110,15 @@ class BubblewrapBox(Box):
 
     def finish(self, ended_by: EndedBy | None, stderr: bytes) -> Finish:
         """See `Box.finish`."""
-        if ended_by is not None and not select.select([self.ended], [], [], KILL_SECONDS)[0]:
-            self._process.kill()
+        if ended_by is not None:
+            self._await_end()
         end = self._process.wait()
         seconds, memory = time.monotonic() - self.began, self._group.out_of_memory()
         code = self._record("exit-code")
         if end is None:
             raise InfrastructureError("the launcher of the sandbox died")
         if code is None and ended_by is None and not memory:
-            text = stderr[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
-            raise InfrastructureError(f"bubblewrap did not run {self._program.argv[0]!r} to its end: {text}")
+            raise self._failure(stderr)
         usage = Usage(
             seconds=seconds,
             cpu_seconds=max(0.0, end.cpu_seconds - self._cpu_before),
@@ -150,30 +128,14 @@ class BubblewrapBox(Box):
         )
         return Finish(exit=code, out_of_memory=memory, usage=usage)
 
-    def close(self) -> None:
-        """See `Box.close`."""
-        self._stack.close()
-        if not self._group.remove():
-            raise InfrastructureError("processes of a sandbox did not end within 1 s of SIGKILL")
-
     def _record(self, key: str) -> int | None:
         """A number that bubblewrap reported so far: ``child-pid``, or ``exit-code`` of a program that ran."""
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._status, CHUNK):
-                self._report += data
+        self._read_reports()
         for line in self._report.splitlines():
             with contextlib.suppress(ValueError):
                 if key in (record := json.loads(line)):
                     return int(record[key])
         return None
-
-    def _end(self) -> None:
-        """Whatever happened: nothing of the program is left."""
-        if self._process.alive():
-            self.kill()
-            if not select.select([self.ended], [], [], KILL_SECONDS)[0]:
-                self._process.kill()
-        self._process.close()
 
 
 def message(program: Program, limits: dict[str, int]) -> bytes:

@@ -24,8 +24,9 @@ from .box import SYSTEM
 from .bpf import host_rules, seccomp_filter
 from .cgroups import ControlGroup, Controllers
 from .folder import make_folder, remove_folder
+from .launched import CHUNK, LaunchedBox
 from .launcher import Launcher, in_memory
-from .opened import Box, EndedBy, Finish, open_streams
+from .opened import EndedBy, Finish
 from .program import ENVIRONMENT, Program, Usage, process_limits
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_FOLDER, MAKE_DEVICES, DEVICE_CALLS = 1, 2, 4, 8, 1 << 6 | 1 << 11, 1 << 15
@@ -41,8 +42,6 @@ DEVICES = {
 }
 START_SECONDS = 30.0
 """How long the confiner may take to get ready on a loaded machine."""
-END_SECONDS = 2.0
-CHUNK = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,47 +75,27 @@ class Confinement:
         return seccomp_filter(host=host_rules(own_user=user is not None, abi=self.abi)) if self.abi else b""
 
 
-class ConfinedBox(Box):
-    """The processes, pipes, folder and control groups of one program.
+class ConfinedBox(LaunchedBox):
+    """See `LaunchedBox`; it has a folder on the host, too.
 
     Args:
         user: the host's user and group id to drop to, ``None`` to keep the present ones.
-        give_back: called when nothing of the user is left.
-
-    Raises:
-        InfrastructureError: the program was not started.
     """
 
     def __init__(
         self, confinement: Confinement, program: Program, user: int | None, give_back: Callable[[], None]
     ) -> None:
-        self._provider, self._program = confinement.provider, program
-        self._report = b""
+        self._confinement, self._user = confinement, user
         self._child: int | None = None
-        with ExitStack() as stack:
-            stack.callback(give_back)
-            try:
-                self._open(confinement, program, user, stack)
-            except OSError as e:
-                raise InfrastructureError(f"{self._provider} cannot start a program: {e}") from e
-            self._stack = stack.pop_all()
+        super().__init__(confinement.provider, program, give_back)
 
-    def _open(self, confinement: Confinement, program: Program, user: int | None, stack: ExitStack) -> None:
+    def _open(self, stack: ExitStack) -> None:
+        confinement, program, user = self._confinement, self._program, self._user
         self._group = ControlGroup(confinement.controllers, program.limits.memory, program.limits.processes)
         stack.callback(self._group.remove)
         folder = make_folder(confinement.place, program.files, user)
         stack.callback(remove_folder, folder)
-        with ExitStack() as inherited:
-            theirs: list[int] = []
-
-            def inherit(descriptor: int) -> None:
-                inherited.callback(os.close, descriptor)
-                theirs.append(descriptor)
-
-            open_streams(self, stack, inherit)
-            self._status, status = os.pipe2(os.O_CLOEXEC)
-            stack.callback(os.close, self._status)
-            inherit(status)
+        with self._pipes(stack) as theirs:
             order = {
                 "argv": list(program.argv),
                 "environment": {**ENVIRONMENT, "HOME": str(folder / "box"), "TMPDIR": str(folder)},
@@ -130,8 +109,8 @@ class ConfinedBox(Box):
                 "groups": [str(entrance) for entrance in self._group.entrances],
                 "landlock": confinement.landlock(folder),
             }
-            inherit(in_memory(json.dumps(order).encode()))
-            inherit(in_memory(confinement.seccomp(user)))
+            theirs.append(in_memory(json.dumps(order).encode()))
+            theirs.append(in_memory(confinement.seccomp(user)))
             self._process = confinement.launcher.launch([], theirs, limits={})
         self.ended = self._process.ended
         stack.callback(self._end)
@@ -169,9 +148,7 @@ class ConfinedBox(Box):
         seconds, memory = time.monotonic() - self.began, self._group.out_of_memory()
         if end is None:
             raise InfrastructureError("the launcher of the sandbox died")
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(self._status, CHUNK):
-                self._report += data
+        self._read_reports()
         last = json.loads(self._report.splitlines()[-1])
         if "exit-code" not in last and not memory:
             raise self._failure(stderr)
@@ -187,24 +164,6 @@ class ConfinedBox(Box):
     def close(self) -> None:
         """See `Box.close`."""
         try:
-            self._stack.close()
+            super().close()
         except OSError as e:
             raise InfrastructureError(f"{self._provider} cannot remove what a program left: {e}") from e
-        if not self._group.remove():
-            raise InfrastructureError("processes of a sandbox did not end within 1 s of SIGKILL")
-
-    def _await_end(self) -> None:
-        """Wait for the confiner, which ends the rest of the program's processes."""
-        if not select.select([self.ended], [], [], END_SECONDS)[0]:
-            self._process.kill()
-
-    def _failure(self, said: bytes) -> InfrastructureError:
-        text = said[-500:].decode("utf-8", "replace").strip() or "it was killed, or said nothing"
-        return InfrastructureError(f"{self._provider} did not run {self._program.argv[0]!r} to its end: {text}")
-
-    def _end(self) -> None:
-        """Whatever happened: nothing of the program is left."""
-        if self._process.alive():
-            self.kill()
-            self._await_end()
-        self._process.close()

@@ -28,6 +28,7 @@ from quintain import InfrastructureError
 
 from .cgroups import Counters
 from .engine import Engine
+from .launcher import write_all
 from .program import HOME, Program, Usage
 from .running import Box, EndedBy, Finish
 
@@ -160,7 +161,7 @@ class DockerBox(Box):
         try:
             with contextlib.suppress(OSError):  # the box was closed
                 for kind, data in self._frames:
-                    _write_all(sinks[kind], data)
+                    write_all(sinks[kind], data)
         finally:
             os.close(stdout)
             os.close(stderr)
@@ -392,12 +393,6 @@ def script(program: Program, marker: str) -> bytes:
     # A shell reads lines byte by byte; dd is faster for long ones, and takes newlines.
     first = f'q=$(dd bs={len(line)} count=1 iflag=fullblock 2>/dev/null) && eval "$q"\n'
     return b"".join([first.encode(), line, *data])
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _readable(descriptor: int, seconds: float | None) -> bool:

@@ -167,11 +167,16 @@ def in_memory(data: bytes) -> int:
     """A descriptor of a file in memory, at its start."""
     descriptor = os.memfd_create("quintain", os.MFD_CLOEXEC)
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        write_all(descriptor, data)
         os.lseek(descriptor, 0, os.SEEK_SET)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write *data* in as many calls as it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
