@@ -21,13 +21,11 @@ from .code_payloads import (
     REPLIES,
     SETUP,
     SPEAKS,
-    STACK,
     STDIN_CASES,
-    SUITE,
-    SUITES,
     TESTS,
     Payload,
 )
+from .code_suites import STACK, SUITE, SUITES
 
 ADD = CodeTask(
     prompt="Add.", tests=TESTS, setup=SETUP, seconds=10.0, solution={"solution.py": HONEST["plain"]}, source="add"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
-from weakref import WeakKeyDictionary
 
 from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, control, need, reward
 from quintain.errors import UsageError
@@ -17,7 +17,8 @@ from .extract import TAGS, extract
 from .grading import Grade, Grader
 from .tasks import ENFORCE, CodeTask
 
-_GRADERS: WeakKeyDictionary[ProbedSandbox, Grader] = WeakKeyDictionary()
+_grader = lru_cache(maxsize=8)(Grader)
+"""The grader of a sandbox: it remembers which references pass."""
 
 
 @reward(range=(0, 1))
@@ -104,8 +105,7 @@ async def grade_reply(sandbox: ProbedSandbox, task: CodeTask, reply: str) -> Gra
     found = extract(reply, language=task.language, files=task.files)
     if not found.files:
         return Grade(score=0.0, outcome="no_code", total=task.total, reason=found.reason)
-    grader = _GRADERS.setdefault(sandbox, Grader(sandbox))
-    return await grader.grade(task, found.files)
+    return await _grader(sandbox).grade(task, found.files)
 
 
 def reply_of(task: CodeTask, files: Mapping[str, str]) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from random import Random
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, Task, control, need, reward
 from quintain.errors import UsageError, did_you_mean
@@ -36,6 +36,8 @@ PATIENCE = 5000
 TRIED = 20
 """Arguments that show whether a function says anything: at most half of them may have one result."""
 NAMES = ("f", "g", "h")
+_grader = lru_cache(maxsize=8)(CallGrader)
+"""The grader of a sandbox: it remembers grades."""
 RENAMED = {"x": "xap", "y": "ybq", "z": "zcr", "w": "wds", "n": "nmk", "s": "stw"}
 
 
@@ -112,13 +114,9 @@ async def passes_calls(rollout: Rollout[GeneratedTask, Any], *, sandbox: ProbedS
     found = extract(rollout.reply)
     if not found.files:
         return Score(value=0.0, parts=Grade(score=0.0, outcome="no_code").shares, reason=found.reason)
-    grader = _GRADERS.setdefault(sandbox, CallGrader(sandbox))
     (code,) = found.files.values()
-    grade = await grader.grade(code, task.name, task.calls(rollout.group))
+    grade = await _grader(sandbox).grade(code, task.name, task.calls(rollout.group))
     return Score(value=grade.score, parts=grade.shares, reason=grade.reason)
-
-
-_GRADERS: WeakKeyDictionary[ProbedSandbox, CallGrader] = WeakKeyDictionary()
 
 
 class CodeProcedural(Environment[GeneratedTask, None]):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # `typing` takes milliseconds to import
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
-from quintain_values import BUILTINS, Codec, NotPlainError  # type: ignore[import-not-found]  # noqa: E402
+from quintain_values import BUILTINS, Codec, NotPlainError, take_streams, write_all  # type: ignore[import-not-found]  # noqa: E402
 
 OPERATIONS = {name: getattr(operator, name) for name in dir(operator) if not name.startswith("_")}
 OPERATIONS |= {f.__name__: f for f in (iter, next, str, repr, hash, format, len, int, float, isinstance, bool)}
@@ -96,9 +96,7 @@ class Server:
         return self._codec.read(line.decode("ascii")) if line else None
 
     def _send(self, message: list[Any]) -> None:
-        data = self._codec.write(message).encode("ascii") + b"\n"
-        while data:
-            data = data[os.write(self._sink, data) :]
+        write_all(self._sink, self._codec.write(message).encode("ascii") + b"\n")
 
     def _handle(self, request: list[Any]) -> None:
         kind, number, *rest = request
@@ -152,10 +150,7 @@ class Server:
 
 
 def main() -> None:
-    source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
+    source, sink = take_streams()
     job = json.loads(source.readline())
     random.seed(0)  # the same solution gets the same score
     sys.argv[:] = ["solution"]

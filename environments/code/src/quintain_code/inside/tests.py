@@ -21,7 +21,14 @@ if TYPE_CHECKING:  # `typing` takes milliseconds to import
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
-from quintain_values import BUILTINS, Codec, MalformedError, NotPlainError  # type: ignore[import-not-found]  # noqa: E402
+from quintain_values import (  # type: ignore[import-not-found]  # noqa: E402
+    BUILTINS,
+    Codec,
+    MalformedError,
+    NotPlainError,
+    take_streams,
+    write_all,
+)
 
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, functools.partial)
 RAISED: dict[str, Any] = {n: v for n, v in BUILTINS.items() if isinstance(v, type) and issubclass(v, Exception)}
@@ -116,7 +123,7 @@ class Link:
             data = b"C" + self._codec.write(message).encode("ascii") + b"\n"
         except NotPlainError as e:
             raise self.taint("unsupported", str(e)) from None
-        write(self._sink, data)
+        write_all(self._sink, data)
 
     def ask(self, kind: str, *rest: Any) -> Any:
         """What the solution replies: a value, or its exception."""
@@ -360,16 +367,8 @@ def run_suite(link: Link, job: dict[str, Any]) -> dict[str, list[str]]:
     return counter.outcomes
 
 
-def write(sink: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(sink, data) :]
-
-
 def main() -> None:
-    source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2):
-        os.dup2(null, descriptor)
+    source, sink = take_streams()
     job = json.loads(source.readline())
     link = Link(source, sink, job)
     verdict: dict[str, Any] = {"nonce": job["nonce"]}
@@ -378,7 +377,7 @@ def main() -> None:
     except BaseException as e:  # noqa: BLE001 - nobody reads standard error
         verdict["fault"] = f"{type(e).__name__}: {e}"[:500]
     verdict["used"] = link.used
-    write(sink, b"D" + json.dumps(verdict).encode("ascii") + b"\n")
+    write_all(sink, b"D" + json.dumps(verdict).encode("ascii") + b"\n")
     os._exit(0)
 
 

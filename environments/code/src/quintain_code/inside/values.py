@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import json
 import math
+import os
 import re
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -18,7 +19,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # `typing` takes milliseconds to import
-    from typing import Any
+    from typing import Any, BinaryIO
 
 SIZE = 16 << 20
 """Characters of one message."""
@@ -276,3 +277,19 @@ _LIBRARY: dict[tuple[str, str], Callable[[Any], tuple[str, Any]]] = {
     ("datetime", "timedelta"): lambda v: ("timedelta", [v.days, v.seconds, v.microseconds]),
 }
 """The same for types of modules that are imported only where they are used, by module and name."""
+
+
+def take_streams() -> tuple[BinaryIO, int]:
+    """Standard input and output, for messages alone: what runs afterwards has neither, and no standard error."""
+    source, sink = os.fdopen(os.dup(0), "rb"), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(null, descriptor)
+    return source, sink
+
+
+def write_all(sink: int, data: bytes) -> None:
+    """Write *data* in as many calls as it takes."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(sink, view) :]
