@@ -34,7 +34,7 @@ def step(rewards: Sequence[float], groups: Sequence[int] = (), tokens: int = 2, 
 
 RELATIVE = [
     *"group_mean group_norm leave_one_out batch_mean maxrl batch_norm".split(),
-    *"reinforce_pp reinforce_pp_baseline process_norm optimal_token".split(),
+    *"reinforce_pp reinforce_pp_baseline process_norm turn_level optimal_token".split(),
 ]
 """Advantages that compare rewards, so that equal ones say nothing."""
 
@@ -60,7 +60,7 @@ def test_turn_scores_that_are_equal_say_nothing_either(name: str) -> None:
     assert not torch.as_tensor(find("advantage", name)(held)).any()
 
 
-@pytest.mark.parametrize("name", ["process_norm", "optimal_token"])
+@pytest.mark.parametrize("name", ["process_norm", "turn_level", "optimal_token"])
 def test_equal_totals_with_other_turns_do_say_something(name: str) -> None:
     """One sample earned everything in its first turn, the other in its last."""
     held = step([1.0, 1.0])
@@ -184,6 +184,40 @@ def test_a_turn_without_tokens_hands_its_score_on() -> None:
     )
     held = Step(batch=Batch(samples=(sample,)), rewards=(1.0,))
     assert returns(held).tolist() == pytest.approx([1.0, 0.5])
+
+
+def test_turn_level_by_hand() -> None:
+    """Three samples of 2, 2 and 3 turns. Returns from each turn on, at gamma 0.5: (1, 2), (0.5, 1), (0.25, 0.5, 1);
+    the third turn of the last is compared with the whole returns of the others.
+    """
+    shapes = [((1, 2), (0.0, 2.0)), ((2, 1), (0.0, 1.0)), ((1, 1, 1), (0.0, 0.0, 1.0))]
+    samples = tuple(
+        Sample(
+            sequences=(batches.sequence([1], [2] * 3),), outcome=sum(scores), group=0, turns=turns, turn_scores=scores
+        )
+        for turns, scores in shapes
+    )
+    held = Step(batch=Batch(samples=samples), rewards=(2.0, 1.0, 1.0))
+    piece = find("advantage", "turn_level").configure(gamma=0.5)
+    want = [1 - 0.375, *[2 - 0.75] * 2, *[0.5 - 0.625] * 2, 1 - 1.25, 0.25 - 0.75, 0.5 - 1.5, 1 - 0.75]
+    assert piece(held).tolist() == pytest.approx(want)
+    mean = [1 - 1.75 / 3, *[2 - 3.5 / 3] * 2, *[0.5 - 1.75 / 3] * 2, 1 - 3.5 / 3, 0.25 - 1.75 / 3, 0.5 - 3.5 / 3, 0.0]
+    assert piece.configure(baseline="mean")(held).tolist() == pytest.approx(mean)
+    alone = Step(batch=held.batch.only([2]), rewards=(1.0,))
+    assert not piece(alone).any() and not piece.configure(baseline="mean")(alone).any()
+    for settings in ({"gamma": 1.5}, {"baseline": "median"}):
+        with pytest.raises(UsageError, match="expected"):
+            piece.configure(**settings)(held)
+
+
+def test_turn_level_charges_a_turn_for_its_own_divergence() -> None:
+    """A KL penalty in the reward counts from the turn of its token back, not from the end of the sample."""
+    samples = tuple(
+        Sample(sequences=(batches.sequence([1], [2] * 3),), outcome=0.0, group=0, turns=(1, 2)) for _ in range(2)
+    )
+    penalty = torch.tensor([0.5, 0.0, 0.0, 0.0, 0.25, 0.0], dtype=torch.float64)
+    held = Step(batch=Batch(samples=samples), rewards=(-0.5, -0.25), penalty=penalty)
+    assert find("advantage", "turn_level")(held).tolist() == pytest.approx([-0.25, 0.25, 0.25, 0.25, -0.25, -0.25])
 
 
 def test_optimal_baseline_by_hand() -> None:

@@ -170,6 +170,34 @@ def process(earned: Earned) -> PerToken:
     return out
 
 
+def turn_level(gamma: float, others: bool) -> Advantage:
+    """Per turn: sum_j gamma^(j - k) r_j, less its mean over the (other) samples of the group with a turn k. A turn
+    alone at its index: 0, or less the others' mean sum from the first turn on.
+    """
+
+    def run(earned: Earned) -> PerToken:
+        seen, sums = earned.seen, []
+        lengths = [path.turns or (len(path),) for path in seen.paths]
+        for i, path in enumerate(seen.paths):
+            cuts = np.cumsum(lengths[i])[:-1]
+            r = np.array([-part.sum() for part in np.split(earned.penalty[i], cuts)])
+            r[: len(path.scores)] += path.scores
+            r[-1] += earned.totals[i] + earned.penalty[i].sum() - sum(path.scores)
+            sums.append([sum(gamma ** (j - k) * r[j] for j in range(k, len(r))) for k in range(len(r))])
+        out: PerToken = []
+        for i in range(seen.count):
+            (group,) = [g for g in seen.groups if i in g]
+            values = []
+            for k, value in enumerate(sums[i]):
+                held = [sums[j][k] for j in group if len(sums[j]) > k and (j != i or not others)]
+                held = held or [sums[j][0] for j in group if j != i]
+                values.append(value - np.mean(held) if held else 0.0)
+            out.append(np.repeat(values, lengths[i]))
+        return out
+
+    return run
+
+
 def optimal_token(earned: Earned) -> PerToken:
     """G_t - sum_i G_it W_it / sum_i W_it over the samples with a token at t; W_it is the sum to t of 1 - 2 p + sum_v
     p_v^2.

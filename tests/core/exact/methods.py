@@ -103,6 +103,8 @@ CHOICES: dict[str, Pair] = {
     "length_reward": _advantage("length_reward", cf.brief(0.7), weight=0.7, start=0),
     "group_mean": _advantage("group_mean", cf.in_groups(cf.less_mean)),
     "process_norm": (INSTALLED["grpo"].replace(advantage="process_norm"), GRPO.replace(advantage=cf.process)),
+    "turn_level": _advantage("turn_level", cf.turn_level(1.0, True)),
+    "turn_level-mean": _advantage("turn_level", cf.turn_level(0.7, False), gamma=0.7, baseline="mean"),
     "maxrl-success": _advantage("maxrl", cf.in_groups(cf.over_success), form="success"),
     "batch_norm": _advantage("batch_norm", cf.over_batch_spread()),
     "batch_norm-environment": _advantage("batch_norm", cf.over_batch_spread(True), over="environment"),

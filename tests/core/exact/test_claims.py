@@ -17,7 +17,7 @@ from quintain.learning.pieces.group_filter import varied
 from ..algorithms import INSTALLED
 from .bench import Bench, Package, pruned, tables
 from .methods import PAIRS
-from .policies import Array, Tree, log_softmax, multisets
+from .policies import Array, Path, Tree, log_softmax, multisets
 
 TREE = Tree(vocab=3, longest=2)
 LONGEST = TREE.longest
@@ -92,6 +92,7 @@ CLAIMS = {
     "raw": unbiased("no baseline"),
     "ema": unbiased("the baseline is from earlier batches"),
     "greedy": unbiased("the greedy answer depends on no sample"),
+    "turn_level": unbiased("the mean of the others is independent of the sample; one turn here, several below"),
     "trm": unbiased("nothing is masked on-policy"),
     "dvp": unbiased("of the pruned policy, its vocabulary held fixed"),
     "dvp-coarse": unbiased("of the pruned policy, its vocabulary held fixed"),
@@ -154,6 +155,38 @@ def test_optimal_token_baseline_has_a_bias_of_one_over_the_group() -> None:
         )
     assert missing[0] < 0.7
     assert 0.4 < missing[1] / missing[0] < 0.65
+
+
+class Turns(Bench):
+    """Each token is a turn; the score of a turn depends on the tokens up to its own."""
+
+    def _path(self, task: int, i: int) -> Path:
+        reply = self.tree.replies[i]
+        scores = tuple(float(np.random.default_rng((*reply[: k + 1], 7)).normal()) for k in range(len(reply)))
+        at = self.tree.path(reply, task)
+        return Path(at=at, ids=reply, outcome=sum(scores), turns=(1,) * len(reply), scores=scores)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5, 0.0])
+def test_turn_level_climbs_the_discounted_return_of_each_turn(gamma: float) -> None:
+    """The expected update is sum_k E[G_k grad log theta(turn k)]: without a discount, the true gradient. The mean that
+    holds the sample itself scales each turn by what others reach it, which is no multiple of the true gradient.
+    """
+    tree = Tree(vocab=3, longest=3)
+    logits = tables(tree, 1, apart=0.0, seed=3)
+    held = Turns(tree=tree, sizes=(2,), logits=logits)
+    algorithm = INSTALLED["rloo"].replace(advantage={"use": "turn_level", "gamma": gamma})
+    prob, want = np.exp(log_softmax(logits["theta"])), np.zeros_like(logits["theta"])
+    for path, chance in zip(held.paths[0], held.probabilities(0), strict=True):
+        for k, (at, token) in enumerate(zip(path.at, path.ids, strict=True)):
+            gain = chance * sum(gamma ** (j - k) * r for j, r in enumerate(path.scores) if j >= k)
+            want[at] -= gain * prob[at]
+            want[at, token] += gain
+    np.testing.assert_allclose(update(algorithm, held), want / tree.longest, rtol=0, atol=1e-12)
+    totals = along(held, np.array([path.outcome for path in held.paths[0]]))
+    assert (gamma == 1.0) == bool(np.allclose(want, totals, rtol=0, atol=1e-12))
+    own = update(algorithm.replace(advantage={"baseline": "mean"}), held)
+    assert 0.9 < cosine(own, want) < 1 - 1e-4
 
 
 def test_sft_follows_the_sampler_and_no_reward() -> None:

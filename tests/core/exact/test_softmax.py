@@ -68,9 +68,9 @@ def test_expected_update_of_one_group(name: str) -> None:
 
 
 OF_BATCHES = """
-raw ema greedy group_mean process_norm maxrl-success batch_norm batch_norm-environment token sequence prompt
-sequence_clip gspo_token dppo_top-2 tis mis sequence_mask-k3-mean dvp-coarse dvp+otb kl-k3 kl-k1-score kl-k1-reward
-mask_truncated overlong
+raw ema greedy group_mean process_norm turn_level turn_level-mean maxrl-success batch_norm batch_norm-environment token
+sequence prompt sequence_clip gspo_token dppo_top-2 tis mis sequence_mask-k3-mean dvp-coarse dvp+otb kl-k3 kl-k1-score
+kl-k1-reward mask_truncated overlong
 """.split()
 """Choices that see more than one sample, or stand for others of their kind."""
 

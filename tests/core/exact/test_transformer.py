@@ -133,9 +133,9 @@ def wanted(method: Method, update: Update, paths: Sequence[Path], parts: Sequenc
 
 
 CHOSEN = """
-raw ema process_norm maxrl-success batch_norm-environment prompt importance-mu clip-mu dual sequence_clip gspo_token
-cispo-cap dppo_kl dppo_top-1 dppo_top-2 dppo_top-all grpo+tis gspo+tis_sequence icepop mis sequence_mask-k3-mean
-dvp-coarse dvp+kl dvp+otb kl-k1-score kl-k1-reward mask_truncated overlong
+raw ema process_norm turn_level turn_level-mean maxrl-success batch_norm-environment prompt importance-mu clip-mu dual
+sequence_clip gspo_token cispo-cap dppo_kl dppo_top-1 dppo_top-2 dppo_top-all grpo+tis gspo+tis_sequence icepop mis
+sequence_mask-k3-mean dvp-coarse dvp+kl dvp+otb kl-k1-score kl-k1-reward mask_truncated overlong
 """.split()
 
 

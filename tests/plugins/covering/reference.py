@@ -277,6 +277,25 @@ def process_norm(e: Earned) -> Array:
     return out
 
 
+def turn_level(e: Earned, gamma: float = 0.8) -> Array:
+    """Discounted return of each turn less the mean of the other samples' at that turn, or at their first if none has
+    it.
+    """
+    flat, gains, lengths = token_rewards(e), [], []
+    for i, answer in enumerate(e.seen.answers):
+        lengths.append(answer.turns or (len(answer),))
+        own = [part.sum() for part in np.split(flat[e.seen.of(i)], np.cumsum(lengths[i])[:-1])]
+        gains.append([sum(r * gamma**j for j, r in enumerate(own[k:])) for k in range(len(own))])
+    out = np.zeros(len(e.seen.sample))
+    for group in e.seen.groups:
+        for i in group:
+            others = [gains[j] for j in group if j != i]
+            at = [[g[k] for g in others if len(g) > k] or [g[0] for g in others] for k in range(len(gains[i]))]
+            values = [v - np.mean(held) if held else 0.0 for v, held in zip(gains[i], at, strict=True)]
+            out[e.seen.of(i)] = np.repeat(values, lengths[i])
+    return out
+
+
 def optimal_token(e: Earned) -> Array:
     """OTB: G_t - sum_i G_it W_it / sum_i W_it over samples with a token at t, W_it = sum_{j<=t} 1 - 2 p + sum_v p^2.
 

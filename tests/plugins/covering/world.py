@@ -52,6 +52,7 @@ ADVANTAGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "reinforce_pp": (ref.reinforce_pp, {}),
     "reinforce_pp_baseline": (ref.reinforce_pp_baseline, {}),
     "process_norm": (ref.process_norm, {}),
+    "turn_level": (ref.turn_level, {"gamma": 0.8}),
     "optimal_token": (ref.optimal_token, {}),
     "length_reward": (ref.length_reward, {"weight": 0.8, "start": 1}),
     "gae": (ref.gae, {"gamma": 0.95, "lam": 0.9, "whiten": True}),

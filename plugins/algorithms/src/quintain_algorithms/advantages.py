@@ -209,6 +209,55 @@ def process_norm(step: Step, *, epsilon: float = 1e-4, ddof: int = 0, tolerance:
     return torch.cat(tensors)
 
 
+@advantage
+def turn_level(
+    step: Step, *, gamma: float = 1.0, baseline: Literal["others", "mean"] = "others", tolerance: float = TOLERANCE
+) -> Tensor:
+    """Return from each turn on, discounted by turns, less the group's mean at the same turn index, [N].
+
+    G_k = sum_{j >= k} gamma^(j - k) r_j, r_j the score of turn j less the KL penalty of its tokens; what a sample was
+    given as a whole comes with its last turn. All tokens of turn k get G_k - b_k (turn-level credit: Zeng et al. 2025,
+    2505.11821, without a discount and over a spread). With ``others`` and gamma = 1 the expected update is the true
+    gradient if no score of a turn depends on what is sampled after the turn.
+
+    Args:
+        gamma: discount per turn, in [0, 1].
+        baseline: ``mean``: b_k is the mean of G_k over the samples of the group that have a turn k; ``others`` leaves
+            the sample itself out, and compares a turn that no other sample reaches with the others' whole returns.
+
+    Raises:
+        UsageError: a discount outside [0, 1], or an unknown baseline.
+    """
+    if not 0 <= gamma <= 1:
+        raise UsageError(f"gamma is {gamma}; expected a discount per turn in [0, 1]")
+    if baseline not in ("others", "mean"):
+        raise UsageError(f"baseline is {baseline!r}; expected others or mean")
+    counts = [s.turns or (s.tokens,) for s in step.batch.samples]
+    rewards = iter(advantages.token_rewards(step).split([n for turns in counts for n in turns]))
+    gains = [_discounted([float(next(rewards).sum()) for _ in turns], gamma) for turns in counts]
+    out: list[float] = []
+    of_sample = {i: indices for indices in step.groups for i in indices}
+    for i, gain in enumerate(gains):
+        others = [gains[j] for j in of_sample[i] if j != i]
+        for k, value in enumerate(gain):
+            peers = [other[k] for other in others if len(other) > k]
+            if baseline == "others":
+                peers = peers or [other[0] for other in others]
+            size = len(peers) + (baseline == "mean")
+            same = advantages.is_constant([value, *peers], tolerance)
+            out.append(0.0 if same else (len(peers) * value - math.fsum(peers)) / size)
+    turns = torch.tensor([n for turns in counts for n in turns], dtype=torch.long)
+    return torch.tensor(out, dtype=torch.float64).repeat_interleave(turns)
+
+
+def _discounted(rewards: Sequence[float], gamma: float) -> list[float]:
+    """The discounted sum of *rewards* from each on."""
+    out, after = [0.0] * len(rewards), 0.0
+    for k in reversed(range(len(rewards))):
+        out[k] = after = rewards[k] + gamma * after
+    return out
+
+
 @advantage(reads=("square",))
 def optimal_token(step: Step, *, tolerance: float = TOLERANCE) -> Tensor:
     """Return-to-go less the baseline of least variance at each place: OTB (2602.07078), [N].
