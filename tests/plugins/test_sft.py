@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import torch
 from quintain import Rollout, Task
 from quintain.cli import main
 from quintain.errors import UsageError
-from quintain.learning import Batch, Learner, Sample
+from quintain.learning import Batch, Learner, Sample, TrainingSequence
 from quintain.models.load import load_model
 from quintain.models.tokenizer import HFTokenizer
 from quintain.testing import rollout, run_episode
@@ -90,9 +91,14 @@ def scored(text: str, outcome: float = 1.0, **fields: Any) -> Rollout[Task, Any]
 def test_demonstrations_are_encoded_as_for_a_supervised_start() -> None:
     """The same ids and mask as the default model's warm start, the environment's system message included."""
     tokenizer = HFTokenizer(build_tokenizer())
+
+    async def first_three() -> list[TrainingSequence]:
+        examples = examples_of([Echo()], tokenizer)
+        return [await anext(examples) for _ in range(3)]
+
     found = source_of(f"{PARROT}:Echo", count=3)
     assert (found.kind, found.environment) == ("demonstrations", f"{PARROT}:Echo")
-    for example, want in zip(found.examples, examples_of([Echo()], tokenizer), strict=False):
+    for example, want in zip(found.examples, asyncio.run(first_three()), strict=True):
         (row,) = rows_of(example, tokenizer, end_of_turn(tokenizer))
         assert (row.sequence().ids, row.sequence().mask) == (want.ids, want.mask)
 

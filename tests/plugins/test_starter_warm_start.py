@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -164,8 +163,18 @@ def train(
     return report
 
 
+def first_examples(count: int, *environments: Environment[Any, Any]) -> list[TrainingSequence]:
+    """The first sequences that a warm start on *environments* trains on."""
+
+    async def take() -> list[TrainingSequence]:
+        examples = examples_of(environments, TOKENIZER)
+        return [await anext(examples) for _ in range(count)]
+
+    return asyncio.run(take())
+
+
 def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
-    sequence = next(examples_of([Greeting()], TOKENIZER))
+    (sequence,) = first_examples(1, Greeting())
     trained = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
     assert TOKENIZER.decode(trained) == "yo<|im_end|>"
     context = [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if not m]
@@ -173,7 +182,7 @@ def test_only_the_reply_and_the_end_of_the_turn_train() -> None:
 
 
 def test_environments_take_turns_and_finite_demonstrations_repeat() -> None:
-    found = list(islice(examples_of([Echo(word="a"), Echo(word="b")], TOKENIZER), 200))
+    found = first_examples(200, Echo(word="a"), Echo(word="b"))
     assert [said(s) for s in found] == ["a", "b"] * 100
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,6 @@ from typing import Any
 
 from quintain import Message, Rollout
 from quintain.errors import UnknownNameError, UsageError
-from quintain.learning import TrainingSequence
 from quintain.models import ChatTokenizer
 from quintain.training import (
     BY_OPTION,
@@ -33,7 +31,9 @@ from quintain.training import (
     steps_in,
 )
 
-from .supervised import demonstrations_of, encode_conversation, end_of_turn, join_thought, split_thought
+from .demonstrations import demonstrations_of
+from .example import Example, Tokens
+from .supervised import encode_conversation, end_of_turn, join_thought, split_thought
 
 FILES = (".jsonl", ".parquet")
 ROLES = ("system", "user", "assistant")
@@ -42,48 +42,6 @@ THINK, NO_THINK = " /think", " /no_think"
 NO_THOUGHT = "<think>\n\n</think>\n\n"
 
 _HASH = re.compile(r"-[0-9a-f]{12}\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """A token sequence in a tenth of the memory of a `TrainingSequence`: ids, and 1 for each that trains."""
-
-    ids: array[int]
-    mask: bytes
-
-    @classmethod
-    def of(cls, row: TrainingSequence) -> Tokens:
-        return cls(array("i", row.ids), bytes(row.mask))
-
-    def sequence(self) -> TrainingSequence:
-        """The same for `Learner.supervised_step`, without log-probs and weight versions."""
-        n = len(self.ids)
-        mask = tuple(map(bool, self.mask))
-        return TrainingSequence(ids=tuple(self.ids), mask=mask, logps=(0.0,) * n, versions=(-1,) * n)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """A conversation, and which of its messages train.
-
-    Attributes:
-        messages: in order; those that train hold the raw text, thoughts and tool calls included.
-        replies: positions of the messages that train.
-        calls: whether tools were called; such an example trains only with the tokens that were sampled.
-        exact: the tokens as they were sampled, where they were recorded.
-        tokenizer: the tokenizer of *exact*.
-    """
-
-    messages: tuple[Message, ...]
-    replies: tuple[int, ...]
-    calls: bool = False
-    exact: tuple[Tokens, ...] = ()
-    tokenizer: str = ""
-
-    @property
-    def thinks(self) -> bool:
-        """Whether some message that trains begins with a thought."""
-        return any(split_thought(self.messages[at].content)[0] for at in self.replies)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,19 +139,20 @@ def _of_environment(table: EnvironmentTable, count: int, folder: str, services: 
         raise UnknownNameError(f"{table.use!r} is {not_found}, and as an environment: {e}") from e
     if not examples:
         raise UsageError(
-            f"{class_name} has no demonstrations to imitate: define demonstrations(self, split), or "
-            "name a run or a file of rollouts (quintain eval ... --out FILE.parquet)"
+            f"{class_name} has no demonstrations to imitate: define demonstrations(self, split) or "
+            "a control `demonstrator`, or name a run or a file of rollouts (quintain eval ... --out FILE.parquet)"
         )
     return ExampleSource(kind="demonstrations", name=table.use, examples=tuple(examples), environment=table.use)
 
 
 async def _demonstrated(table: EnvironmentTable, count: int, chosen: Mapping[str, Choice]) -> tuple[str, list[Example]]:
     """Return the class name of the environment and its first *count* demonstrations."""
-    async with opened_environments([resolve_environment_table(table)], chosen, fix=BY_OPTION) as ((environment,), _):
-        examples = [
-            Example(messages=(*prompt, Message("assistant", reply)), replies=(len(prompt),))
-            for prompt, reply in islice(demonstrations_of(environment), count)
-        ]
+    spec = resolve_environment_table(table)
+    examples: list[Example] = []
+    async with opened_environments([spec], chosen, fix=BY_OPTION) as ((environment,), services):
+        demonstrations = demonstrations_of(environment, services=services)
+        while len(examples) < count and (example := await anext(demonstrations, None)) is not None:
+            examples.append(example)
     return type(environment).__name__, examples
 
 
@@ -362,7 +321,7 @@ def rows_of(example: Example, tokenizer: ChatTokenizer, end: int) -> list[Tokens
     """
     if example.exact and same_tokens(example.tokenizer, tokenizer.name):
         return list(example.exact)
-    return list(map(Tokens.of, encode_conversation(example.messages, example.replies, tokenizer, end)))
+    return list(map(Tokens.of, encode_conversation(example.messages, example.replies, tokenizer, end, example.tools)))
 
 
 def same_tokens(one: str, other: str) -> bool:

@@ -1,20 +1,19 @@
 """Supervised training: cross-entropy over the reply tokens of examples, one optimizer step per batch.
 
-Examples are conversations in which some assistant messages are to be imitated: `demonstrations_of` reads those of an
-environment, `encode_conversation` turns one into token sequences, `supervised_updates` trains on batches of these.
+Examples are conversations in which some assistant messages are to be imitated; `quintain_sft.demonstrations` has those
+of an environment. `encode_conversation` turns one into token sequences, `supervised_updates` trains on batches of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from quintain import Environment, Message, Sampled
+from quintain import Message, Sampled, ToolSpec
 from quintain.errors import UsageError
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer
-from quintain.training import Conversation, messages_of, parse, yielded
+from quintain.training import Conversation, parse
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,24 +61,12 @@ def supervised_updates(
         )
 
 
-def demonstrations_of(
-    environment: Environment[Any, Any], split: str = "train"
-) -> Iterator[tuple[tuple[Message, ...], str]]:
-    """Yield prompt and reply of each demonstration, the system message among the messages of the prompt.
-
-    Raises:
-        EnvironmentFault: the environment's own code failed.
-    """
-    for demonstration in yielded(environment, "demonstrations", split):
-        messages = messages_of(demonstration.prompt)
-        system = demonstration.system or environment.system
-        if system and not any(m.role == "system" for m in messages):
-            messages.insert(0, Message("system", system))
-        yield tuple(messages), demonstration.reply
-
-
 def encode_conversation(
-    messages: Sequence[Message], replies: Collection[int], tokenizer: ChatTokenizer, end: int
+    messages: Sequence[Message],
+    replies: Collection[int],
+    tokenizer: ChatTokenizer,
+    end: int,
+    tools: Sequence[ToolSpec] = (),
 ) -> list[TrainingSequence]:
     """Encode each reply in the context in which the policy would sample it; replies and the token *end* train.
 
@@ -88,12 +75,15 @@ def encode_conversation(
     Args:
         replies: positions of the assistant messages that train.
         end: the token that ends a reply, see `end_of_turn`.
+        tools: those offered. A reply with calls is written as the chat template writes it.
     """
-    conversation = Conversation(tokenizer)
+    conversation = Conversation(tokenizer, tools)
     for position, message in enumerate(messages[: max(replies) + 1]):
         if position not in replies:
             conversation.add(message)
             continue
+        if message.calls:
+            message = Message("assistant", written(message, tokenizer, tools, end))
         thought, reply = split_thought(message.content)
         text = join_thought(thought, reply) if thought else message.content
         if tokenizer.stops and not text[:1].isspace():  # a template in paragraphs: "Assistant: yes"
@@ -104,6 +94,25 @@ def encode_conversation(
             Sampled(ids=ids, logps=(0.0,) * len(ids), versions=(-1,) * len(ids), finish="stop", stop=end)
         )
     return list(conversation.transcript("", 1.0).sequences())
+
+
+def written(message: Message, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec], end: int) -> str:
+    """The text of an assistant's *message* with its tool calls, as the chat template writes them.
+
+    Raises:
+        UsageError: the template leaves the calls out, or writes them before the reply begins.
+    """
+    question = Message("user", "?")
+    before = tokenizer.render([question], tools)
+    after = tokenizer.render([question, message], tools, prompt=False)
+    text, ended, _ = after.removeprefix(before).rpartition(tokenizer.decode([end]))
+    missing = [call.name for call in message.calls if call.name not in text]
+    if not after.startswith(before) or not ended or missing:
+        raise UsageError(
+            f"the chat template of {tokenizer.name} does not write tool calls behind its prompt, so a demonstration "
+            f"that calls {message.calls[0].name!r} cannot train this model"
+        )
+    return text
 
 
 def end_of_turn(tokenizer: ChatTokenizer) -> int:

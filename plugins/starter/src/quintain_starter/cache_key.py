@@ -1,8 +1,8 @@
 """The cache key of a default model: a hash of all that the warm start sees of the environments and their rewards.
 
-Fields, demonstrations (the first 8,192) and tasks enter by value. Code enters by the content of its source files: all
-those of a package, or a single file and those that it imports from its own folder. The code of Quintain itself is left
-out; `quintain_starter.source.FORMAT` stands for it.
+Fields, tasks and demonstrations (the first 8,192; where episodes are played for them, their tasks) enter by value. Code
+enters by the content of its source files: all those of a package, or a single file and those that it imports from its
+own folder. The code of Quintain itself is left out; `quintain_starter.source.FORMAT` stands for it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any
 
 from quintain import Environment
 from quintain.evaluation import tasks_of
-from quintain_sft.supervised import demonstrations_of
+from quintain.training import yielded
+from quintain_sft.demonstrations import plays, written_demonstrations
 
 MOST_EXAMPLES = 8192
 """Demonstrations that enter by value; making more of them takes seconds where they are generated."""
@@ -49,8 +50,11 @@ def cache_key(
         defining |= dict.fromkeys(type(environment).__mro__)
     digest.update(json.dumps(_plain(settings, defining), sort_keys=True).encode())
     for environment in environments:
-        for demonstration in islice(demonstrations_of(environment), min(examples, MOST_EXAMPLES)):
+        for demonstration in islice(written_demonstrations(environment), min(examples, MOST_EXAMPLES)):
             digest.update(f"{demonstration!r}\n".encode(errors="replace"))  # messages and text
+        if plays(environment):  # an episode is a function of its task and of code that enters below
+            for task in islice(yielded(environment, "tasks", "train"), min(examples, MOST_EXAMPLES)):
+                digest.update(json.dumps(_plain(task, defining)).encode())
         for task in tasks_of(environment, "dev", tasks):
             digest.update(json.dumps(_plain(task, defining)).encode())
     for line in sorted(set(_code_of(defining))):

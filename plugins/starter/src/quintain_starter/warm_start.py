@@ -9,19 +9,20 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from random import Random
 from typing import Any
 
-from quintain import Environment, Message, Sampling, Task, TokenEngine
+from quintain import Environment, Sampling, Task, TokenEngine
 from quintain.errors import UsageError
 from quintain.evaluation import evaluate, tasks_of
 from quintain.learning import Learner, TrainingSequence
 from quintain.models import ChatTokenizer, LoadedModel
 from quintain.training import embedded_engine
-from quintain_sft.supervised import demonstrations_of, encode_conversation, end_of_turn, supervised_updates
+from quintain_sft.demonstrations import demonstrations_of
+from quintain_sft.example import Example
+from quintain_sft.supervised import encode_conversation, end_of_turn, supervised_updates
 
 from .architecture import CONTEXT
 
@@ -135,7 +136,7 @@ async def warm_start(
     engine = embedded_engine(model, slots=SLOTS)
     learner = Learner(model.module, lr=settings.lr, warmup_steps=settings.warmup_steps, betas=(0.9, 0.98))
     low, high = settings.target
-    examples = _shuffled(examples_of(environments, model.tokenizer), Random(seed))
+    examples = _shuffled(examples_of(environments, model.tokenizer, services), Random(seed))
     steps = tokens = inside = halvings = 0
     accuracy, lr, longest = 0.0, settings.lr, 1
     checks: list[Check] = []
@@ -145,7 +146,7 @@ async def warm_start(
         while steps < settings.max_steps and inside < settings.settle and halvings <= HALVINGS:
             # Over the later half of the checks inside the target the rate decays, so that accuracy stays there.
             rate = lr * (1 - DECAY * max(0.0, 2 * inside / settings.settle - 1))
-            batches = [list(islice(examples, settings.batch)) for _ in range(settings.check_every)]
+            batches = [[await anext(examples) for _ in range(settings.batch)] for _ in range(settings.check_every)]
             updates = list(supervised_updates(learner, batches, lr=lambda _, rate=rate: rate))
             tokens += sum(update.tokens for update in updates)
             longest = max(longest, *(sum(sequence.mask) for batch in batches for sequence in batch))
@@ -222,45 +223,52 @@ async def _accuracy(
     return math.fsum(accuracies) / len(accuracies), False
 
 
-def examples_of(environments: Sequence[AnyEnvironment], tokenizer: ChatTokenizer) -> Iterator[TrainingSequence]:
+async def examples_of(
+    environments: Sequence[AnyEnvironment], tokenizer: ChatTokenizer, services: Mapping[str, Any] | None = None
+) -> AsyncIterator[TrainingSequence]:
     """Yield the demonstrations of ``train`` as token sequences, over and over; environments take turns.
+
+    A demonstration that the chat template cuts into several sequences counts as so many.
 
     Raises:
         UsageError: an environment has no demonstrations, or none that fits the context.
     """
-    sources = [_repeated(environment) for environment in environments]
+    sources = [_repeated(environment, services or {}) for environment in environments]
     end, too_long = end_of_turn(tokenizer), 0
     while True:
         for source, environment in zip(sources, environments, strict=True):
-            prompt, reply = next(source)
-            messages = [*prompt, Message("assistant", reply)]
-            (sequence,) = encode_conversation(messages, (len(prompt),), tokenizer, end)
-            too_long = too_long + 1 if len(sequence.ids) > CONTEXT else 0
+            shown = await anext(source)
+            sequences = encode_conversation(shown.messages, shown.replies, tokenizer, end, shown.tools)
+            too_long = too_long + 1 if any(len(sequence.ids) > CONTEXT for sequence in sequences) else 0
             if too_long > TOO_LONG:
                 raise UsageError(
                     f"{type(environment).__name__}: {TOO_LONG} demonstrations in a row are longer than the {CONTEXT} "
                     "tokens of the default model; shorten them, or train a pretrained model with --model"
                 )
             if not too_long:
-                yield sequence
+                for sequence in sequences:
+                    yield sequence
 
 
-def _repeated(environment: AnyEnvironment) -> Iterator[tuple[tuple[Message, ...], str]]:
+async def _repeated(environment: AnyEnvironment, services: Mapping[str, Any]) -> AsyncIterator[Example]:
     while True:
         empty = True
-        for demonstration in demonstrations_of(environment):
+        async for example in demonstrations_of(environment, services=services):
             empty = False
-            yield demonstration
+            yield example
         if empty:
             raise UsageError(
                 f"{type(environment).__name__} has no demonstrations to train the default model on: define "
-                "demonstrations(self, split), or start from a pretrained model with --model"
+                "demonstrations(self, split) or a control `demonstrator`, or start from a pretrained model with --model"
             )
 
 
-def _shuffled(source: Iterator[TrainingSequence], rng: Random, window: int = WINDOW) -> Iterator[TrainingSequence]:
+async def _shuffled(
+    source: AsyncIterator[TrainingSequence], rng: Random, window: int = WINDOW
+) -> AsyncIterator[TrainingSequence]:
     """Yield the same sequences in an order that depends on *rng*, shuffled one window at a time."""
     while True:
-        part = list(islice(source, window))
+        part = [await anext(source) for _ in range(window)]
         rng.shuffle(part)
-        yield from part
+        for sequence in part:
+            yield sequence
