@@ -19,6 +19,7 @@ import pytest
 import quintain_sandbox
 from quintain.errors import InfrastructureError
 from quintain_sandbox import Bubblewrap, ProgramLimits, ProgramResult
+from quintain_sandbox.launcher import Launcher
 
 from .sandbox_service import command_line, left_behind
 
@@ -50,12 +51,16 @@ others: list[int] = []
 """Launchers of services that other modules of tests have started in this process."""
 
 
+def children(pid: int) -> list[int]:
+    """The processes that threads of a process started."""
+    return [
+        int(word) for task in Path(f"/proc/{pid}/task").iterdir() for word in (task / "children").read_text().split()
+    ]
+
+
 def launchers() -> list[int]:
     """The launchers of this module's service."""
-    own = []
-    for task in Path("/proc/self/task").iterdir():
-        own += [int(word) for word in (task / "children").read_text().split()]
-    return [pid for pid in own if b"launcher_main.py" in command_line(pid) and pid not in others]
+    return [pid for pid in children(os.getpid()) if b"launcher_main.py" in command_line(pid) and pid not in others]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
@@ -63,16 +68,22 @@ def test_a_launcher_that_dies_ends_everything_of_it(sandbox: Bubblewrap, number:
     """Runs, conversations and sessions raise, no process stays, and the next run has a new launcher."""
 
     async def dies() -> list[BaseException | object]:
+        running = [asyncio.Event(), asyncio.Event()]
+
         async def converse() -> None:
             async with sandbox.start({}, ["cat"], PATIENT) as program:
+                running[0].set()
                 await program.read_line()
 
         async def work() -> None:
             async with sandbox.session() as session:
+                running[1].set()
                 await session.run(["sleep", "3600"])
 
         tasks = [asyncio.create_task(converse()), asyncio.create_task(work())]
-        await asyncio.sleep(1.5)
+        for event in running:
+            await asyncio.wait_for(event.wait(), 30)
+        await asyncio.sleep(0.2)
         (launcher,) = launchers()
         os.kill(launcher, number)
         return await asyncio.gather(*tasks, return_exceptions=True)
@@ -98,7 +109,11 @@ def test_a_stopped_launcher_delays_and_loses_nothing(sandbox: Bubblewrap) -> Non
 
 
 def test_a_killed_bubblewrap_takes_its_program_with_it(sandbox: Bubblewrap) -> None:
-    """At any moment of the start: the program ends, and the run is no result, or the whole one."""
+    """At any moment of the start: the program ends, and the run is no result, or the whole one.
+
+    Two guards see to that, each with a test of its own below: the kernel, as bubblewrap asks for it (which alone ends
+    the program where the launcher is gone), and the launcher, before bubblewrap has asked.
+    """
 
     async def killed(after: float) -> BaseException | ProgramResult:
         task = asyncio.create_task(sandbox.run({}, ["sleep", "1.5"], limits=PATIENT))
@@ -120,6 +135,51 @@ def test_a_killed_bubblewrap_takes_its_program_with_it(sandbox: Bubblewrap) -> N
     assert InfrastructureError in kinds
     assert kinds <= {InfrastructureError, "ok"}
     assert ok(sandbox)
+
+
+def test_the_kernel_ends_the_program_of_a_killed_bubblewrap(sandbox: Bubblewrap) -> None:
+    """Also while the launcher, which would end it, does not run."""
+    left: list[str] = []
+
+    async def killed() -> None:
+        async with sandbox.start({}, ["sleep", "3598"], PATIENT) as program:
+            assert await_processes(b"sleep\x003598\0", 1)
+            (launcher,) = launchers()
+            os.kill(launcher, signal.SIGSTOP)
+            try:
+                for child in children(launcher):
+                    os.kill(child, signal.SIGKILL)
+                left.extend(await_processes(b"sleep\x003598\0", 0))
+            finally:
+                os.kill(launcher, signal.SIGCONT)
+            await program.wait()
+
+    with pytest.raises(InfrastructureError):
+        asyncio.run(killed())
+    assert [] == left
+    assert ok(sandbox)
+
+
+def test_the_launcher_ends_what_a_killed_process_leaves() -> None:
+    """bubblewrap may be killed before its child has asked the kernel to be killed with it."""
+    launcher = Launcher()
+    with open(os.devnull, "r+b") as null:
+        process = launcher.launch(["/bin/sh", "-c", "sleep 3597 & wait"], [null.fileno()] * 3, limits={})
+    assert await_processes(b"sleep\x003597\0", 1)
+    process.kill()
+    assert [] == await_processes(b"sleep\x003597\0", 0)
+    process.close()
+    launcher.close()
+
+
+def await_processes(command: bytes, number: int) -> list[str]:
+    """The processes with this command line, as soon as they are *number*, and after five seconds."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        found = [folder.name for folder in Path("/proc").glob("[0-9]*") if command == command_line(int(folder.name))]
+        if len(found) == number or time.monotonic() > deadline:
+            return found
+        time.sleep(0.01)
 
 
 def test_a_full_disk_is_told_at_the_start_and_hinders_no_run(

@@ -147,8 +147,10 @@ def test_reads_are_of_regular_files_and_bounded(sandbox: Bubblewrap) -> None:
         with pytest.raises(SessionFileError, match="more than 98 bytes"):
             await session.read("n", limit=98)
         assert 99 == len(await session.read("n", limit=99))
-        with pytest.raises(SessionFileError, match="cannot be written"):
-            await session.run(["true"], files={"e": b""})
+        await session.python().execute("import os\npipe = os.open('f', os.O_RDWR)")
+        for name in ("e", "f", "g", "n/x"):
+            with pytest.raises(SessionFileError, match="cannot be written"):
+                await session.run(["true"], files={name: b""})
         for n in range(2):
             await session.run(["true"], files={f"{n}": bytes(7 << 20)})
         with pytest.raises(SessionFileError, match="No space left"):

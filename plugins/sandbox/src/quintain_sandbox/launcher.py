@@ -113,14 +113,8 @@ class Launcher:
 
     def _ask(self, descriptors: Sequence[int]) -> int:
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:
-                self._stop()
-            control = self._socket or self._start()
             try:
-                while len(descriptors) > PER_MESSAGE:
-                    socket.send_fds(control, [MORE], descriptors[:PER_MESSAGE])
-                    descriptors = descriptors[PER_MESSAGE:]
-                socket.send_fds(control, [LAST], descriptors)
+                control = self._sent(descriptors)
                 answer, handles = receive_message(control)
             except OSError as e:
                 self._stop()
@@ -132,6 +126,15 @@ class Launcher:
                 socket.send_fds(control, [KILL + answer], [])
                 raise InfrastructureError("the host has no descriptor for a program that was started")
             return handles[0]
+
+    def _sent(self, descriptors: Sequence[int]) -> socket.socket:
+        """Send a request to the launcher; to a new one if there is none or it has died."""
+        if self._socket is not None:
+            try:
+                return _send(self._socket, descriptors)
+            except ConnectionError:
+                self._stop()
+        return _send(self._start(), descriptors)
 
     def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -161,6 +164,14 @@ class Launcher:
         """End the process, and with it what it started."""
         with self._lock:
             self._stop()
+
+
+def _send(control: socket.socket, descriptors: Sequence[int]) -> socket.socket:
+    while len(descriptors) > PER_MESSAGE:
+        socket.send_fds(control, [MORE], descriptors[:PER_MESSAGE])
+        descriptors = descriptors[PER_MESSAGE:]
+    socket.send_fds(control, [LAST], descriptors)
+    return control
 
 
 def in_memory(data: bytes) -> int:

@@ -25,6 +25,8 @@ from typing import IO, Any
 SET_DUMPABLE, SET_CHILD_SUBREAPER = 4, 36
 CHUNK = 1 << 16
 READY = b"ready\n"
+PATIENCE = 5.0
+"""Seconds that a sweep may take before it also kills the interpreter."""
 INTERPRETER = r"""
 import ast, json, linecache, os, sys, traceback
 requests, answers = int(sys.argv[1]), int(sys.argv[2])
@@ -83,6 +85,7 @@ class Processes:
 
     def __init__(self) -> None:
         self.ended: dict[int, tuple[int, Any]] = {}  # process id to (status, usage)
+        self.alone = os.getpid() == 1  # all others of these process numbers are below it
 
     def reap(self) -> None:
         """Collect those that ended."""
@@ -96,8 +99,8 @@ class Processes:
             self.ended[pid] = os.waitstatus_to_exitcode(status), usage
 
     def living(self, keep: int | None) -> set[int]:
-        """Those that live, but for *keep*."""
-        if os.getpid() == 1:
+        """Those that live, but for *keep*. One that is born or exits meanwhile may hide others from it."""
+        if self.alone:
             pids = {int(name) for name in os.listdir("/proc") if name.isdigit()} - {1}
         else:
             pids = set()
@@ -105,43 +108,80 @@ class Processes:
             while new:
                 new = {child for pid in new for child in children(pid)} - pids
                 pids |= new
-        return {pid for pid in pids if pid != keep and not is_zombie(pid)}
+        return {pid for pid in pids if pid != keep and not is_dead(pid)}
+
+    def newest(self) -> bytes:
+        """The last process number that was given; where others take numbers, too, nothing is known of it."""
+        if not self.alone:
+            return b""
+        with open("/proc/loadavg", "rb") as file:
+            return file.read().split()[-1]
 
     def sweep(self, keep: int | None = None) -> None:
-        """Kill all but *keep*, which does not run meanwhile; without mercy for it if that does not succeed."""
-        if keep is not None:
-            kill(keep, signal.SIGSTOP)
-        began = time.monotonic()
+        """Kill all but *keep*, which does not run meanwhile; *keep*, too, if that does not succeed in time.
+
+        A listing is not one moment: a process may fork after it was passed, and have exited when it is looked at. And
+        a stopped process may still finish a fork. So nothing is left only if two listings in a row find nobody, *keep*
+        has really stopped, and no number was given meanwhile.
+        """
+        deadline = time.monotonic() + PATIENCE
+        quiet: bytes | None = None
         while True:
-            self.reap()
-            others = self.living(keep)
-            if not others:
-                break
-            if keep is not None and time.monotonic() - began > 2.0:
+            if keep is not None and time.monotonic() > deadline:
                 kill(keep, signal.SIGKILL)
                 keep = None
-            for pid in others:
-                kill(pid, signal.SIGKILL)
-            time.sleep(0.001)
+            if keep is not None:
+                kill(keep, signal.SIGSTOP)  # again, for another process may have continued it
+            self.reap()
+            newest = self.newest()
+            others = self.living(keep)
+            if others or not (keep is None or is_stopped(keep)):
+                quiet = None
+                for pid in others:
+                    kill(pid, signal.SIGKILL)
+                time.sleep(0.001)
+            elif quiet == newest:
+                break
+            else:
+                quiet = newest
         self.reap()
         if keep is not None:
             kill(keep, signal.SIGCONT)
 
 
 def children(pid: int) -> set[int]:
+    """The children of all threads of a process."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
+                found.update(map(int, file.read().split()))
+    return found
+
+
+def state(path: str) -> tuple[bytes, int]:
+    """State of a process or thread below /proc, and the number of threads of the process; dead if there is none."""
     try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            return {int(word) for word in file.read().split()}
+        with open(f"/proc/{path}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
     except OSError:
-        return set()
+        return b"X", 0
+    return fields[0], int(fields[17])
 
 
-def is_zombie(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended; one whose first thread has ended may go on."""
+    now, threads = state(str(pid))
+    return now in {b"Z", b"X"} and threads <= 1
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in {b"Z", b"X"}
+        threads = os.listdir(f"/proc/{pid}/task")
     except OSError:
         return True
+    return all(state(f"{pid}/task/{thread}")[0] in {b"T", b"t", b"Z", b"X"} for thread in threads)
 
 
 def kill(pid: int, number: int) -> None:
@@ -282,7 +322,12 @@ class Supervisor:
             folder = os.path.dirname(name)
             if folder:
                 os.makedirs(folder, exist_ok=True)
-            with open(name, "wb") as file:
+            # A program may have put a pipe there, for which an open would wait.
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+            with os.fdopen(descriptor, "wb") as file:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                    raise OSError(f"{name} is not a regular file")
+                file.truncate()
                 file.write(base64.b64decode(data))
         return {}
 
@@ -346,16 +391,22 @@ class Supervisor:
         requests, theirs = os.pipe()[::-1]
         answers, mine = os.pipe()
         said, out = os.pipe()
-        process = subprocess.Popen(
-            ["python3", "-I", "-c", START, str(theirs), str(mine)],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            pass_fds=(theirs, mine),
-            start_new_session=True,
-        )
-        for descriptor in (theirs, mine, out):
-            os.close(descriptor)
+        try:
+            process = subprocess.Popen(
+                ["python3", "-I", "-c", START, str(theirs), str(mine)],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                pass_fds=(theirs, mine),
+                start_new_session=True,
+            )
+        except BaseException:
+            for descriptor in (requests, answers, said):
+                os.close(descriptor)
+            raise
+        finally:
+            for descriptor in (theirs, mine, out):
+                os.close(descriptor)
         os.write(requests, INTERPRETER.encode())
         return process, os.pidfd_open(process.pid), said, requests, answers
 
