@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,3 +38,31 @@ def served(corpus: Path, cache: Path) -> Iterator[str]:
         finally:
             server.terminate()
             server.wait(20)
+
+
+TOOL_SERVER = (sys.executable, str(Path(__file__).with_name("mcp_tool_server.py")))
+
+
+@contextlib.contextmanager
+def tools_over_http(*options: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The URL of a server of `mcp_tool_server` over streamable HTTP, and its process."""
+    argv = [*TOOL_SERVER, "honest", "--http", str(port), *options]
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stderr is not None
+            found = next(m for line in iter(server.stderr.readline, "") if (m := re.search(r"http://\S+", line)))
+            yield found[0], server
+        finally:
+            server.kill()
+            server.wait(20)
+
+
+def processes_of(marker: str) -> list[int]:
+    """Running processes, zombies left out, whose command line has *marker*."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            line = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
+            if marker in line and int(entry.name) != os.getpid():
+                found.append(int(entry.name))
+    return found
