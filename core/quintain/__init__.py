@@ -12,10 +12,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .errors import InfrastructureError, LimitReached, PolicyFault, QuintainError
+    from .errors import InfrastructureError, LimitReached, PolicyFault, QuintainError, ToolError
     from .interfaces.agent import Agent, Limits
     from .interfaces.algorithm import KL, Algorithm
-    from .interfaces.engine import Engine, Replay, Reply, TokenEngine, Weights
+    from .interfaces.engine import Engine, Reply, TokenEngine, Weights
     from .interfaces.environment import Demonstration, Environment, control
     from .interfaces.pieces import (
         Piece,
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from .interfaces.reward import Reward, group_reward, reward
     from .interfaces.sampling_plan import SamplingPlan
     from .interfaces.service import Judge, Judgement, Likelihood, Sandbox, Service, Workers, need
-    from .interfaces.tools import Tool, ToolSpec
+    from .interfaces.tools import Tool, ToolSpec, as_tool
+    from .training.replays import Replay
     from .types.rollout import Group, Rollout, Score, Termination, Turn
     from .types.sampling import Sampling, ThinkingBudget
     from .types.task import Message, Task, ToolCall
@@ -42,12 +43,12 @@ API_VERSION = 1
 """Of the contract with plugins; a manifest names the one it was written for. It changes only when something breaks."""
 
 __all__ = [  # noqa: RUF022 - in alphabetical order, whatever the case
-    "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "control", "correction", "Demonstration",
-    "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
+    "advantage", "Agent", "aggregation", "Algorithm", "API_VERSION", "as_tool", "control", "correction",
+    "Demonstration", "Engine", "Environment", "Group", "group_filter", "group_reward", "InfrastructureError", "Judge",
     "Judgement", "KL", "Likelihood", "LimitReached", "Limits", "Message", "need", "objective", "optimizer_step",
     "per_group", "Piece", "PolicyFault", "QuintainError", "Replay", "Reply", "Reward", "reward", "Rollout", "Sampled",
     "Sampling", "SamplingPlan", "Sandbox", "Score", "Service", "Task", "Termination", "ThinkingBudget", "TokenEngine",
-    "Tool", "ToolCall", "ToolSpec", "Transcript", "Turn", "Weights", "Workers",
+    "Tool", "ToolCall", "ToolError", "ToolSpec", "Transcript", "Turn", "Weights", "Workers",
 ]  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 __all__ = [
     "BindingError", "EnvironmentFault", "EpisodeError", "InfrastructureError", "Interrupted",
     "LimitReached", "NoTasksError", "PluginError", "PolicyFault", "QuintainError", "RecipeError", "RewardFault",
-    "RunError", "RunLockedError", "StorageError", "UnknownNameError", "UsageError", "did_you_mean",
+    "RunError", "RunLockedError", "StorageError", "ToolError", "UnknownNameError", "UsageError", "did_you_mean",
 ]  # fmt: skip
 
 
@@ -89,6 +89,10 @@ class LimitReached(EpisodeError):
 
 class EnvironmentFault(EpisodeError):
     """The environment's own code failed."""
+
+
+class ToolError(EnvironmentFault):
+    """A tool cannot do what it is asked to; the policy reads the message as the result of its call."""
 
 
 class RewardFault(EpisodeError):

@@ -25,7 +25,6 @@ from quintain.registry.lookup import current, isolated
 from quintain.training import build as build
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
-from quintain.training.runs import list_runs
 from quintain.training.screen import program
 from quintain.training.sources import ModelRequest, ModelSource
 from quintain.training.summary import curves
@@ -33,6 +32,7 @@ from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Sampled
+from quintain_viewer.runs import list_runs
 
 
 @reward

@@ -18,7 +18,7 @@ from quintain.registry.lookup import current, isolated
 from quintain.training.recipe.rewards import qualified
 from quintain.training.recipe.tables import Recipe
 from quintain.training.resolve import pinned
-from quintain.training.runs import list_runs
+from quintain_viewer.runs import list_runs
 
 from .models import save_tiny
 

@@ -15,11 +15,11 @@ import quintain
 from quintain import cli, evaluation, models, training
 
 PUBLIC = """
-    advantage Agent aggregation Algorithm API_VERSION control correction Demonstration Engine Environment
+    advantage Agent aggregation Algorithm API_VERSION as_tool control correction Demonstration Engine Environment
     Group group_filter group_reward InfrastructureError Judge Judgement KL Likelihood LimitReached Limits Message
     need objective optimizer_step per_group Piece PolicyFault QuintainError Replay Reply Reward reward Rollout
     Sampled Sampling SamplingPlan Sandbox Score Service Task Termination ThinkingBudget TokenEngine Tool ToolCall
-    ToolSpec Transcript Turn Weights Workers
+    ToolError ToolSpec Transcript Turn Weights Workers
 """.split()
 
 

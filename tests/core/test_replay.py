@@ -14,7 +14,7 @@ from quintain.errors import InfrastructureError, UsageError
 from quintain.interfaces.engine import Engine
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import ScriptedEngine
-from quintain.training.replays import Replays, named
+from quintain.training.replays import Replay, named
 from quintain.types.task import Message
 
 
@@ -56,8 +56,8 @@ def played(environment: Environment[Any, Any], context: RolloutContext, group_si
     return list(group.rollouts)
 
 
-def replays(environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext) -> Replays:
-    made = Replays(environments=named(["draws"], [environment]))
+def replays(environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext) -> Replay:
+    made = Replay(environments=named(["draws"], [environment]))
     made.take(first, context)
     return made
 
@@ -102,14 +102,14 @@ def test_what_cannot_be_played_again_is_refused() -> None:
     context = RolloutContext(engine=ScriptedEngine(replies=digit))
     first = played(Draws(), context, group_size=1)
 
-    def refused(made: Replays, reason: str) -> None:
+    def refused(made: Replay, reason: str) -> None:
         with pytest.raises(UsageError, match=reason):
             asyncio.run(made([(0, context.engine)]))
 
-    refused(Replays(), "no batch yet")
+    refused(Replay(), "no batch yet")
     refused(replays(Draws().overridden(shaping=0.5 * ranked), first, context), "compares the samples of a group")
     players = first[0].replace(transcripts={"": first[0].transcripts[""], "b": first[0].transcripts[""]})
     refused(replays(Draws(), [players], context), r"players \['', 'b'\]")
-    twice = Replays(environments=named(["draws", "draws"], [Draws(), Draws()]))
+    twice = Replay(environments=named(["draws", "draws"], [Draws(), Draws()]))
     twice.take(first, context)
     refused(twice, "several environments of this name")

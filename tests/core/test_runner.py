@@ -266,7 +266,7 @@ def test_tools_run_and_their_results_reach_the_policy() -> None:
     first, second, last = rollout.turns
 
     assert "it is 5" == rollout.result == last.reply
-    assert "wrong arguments" in (first.calls[0].result or "")
+    assert "wrong arguments" in first.calls[0].error
     assert "5" == second.calls[0].result
     assert "add" in Speaker(echo).tokenizer.decode(rollout.transcripts[""].path(0).ids).split("</tools>")[0]
 

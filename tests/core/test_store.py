@@ -21,15 +21,15 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quintain.cli.runs import runs
 from quintain.errors import QuintainError, RunError, RunLockedError, StorageError, UnknownNameError
 from quintain.training.checkpoint import latest
 from quintain.training.run_folder import RunFolder
-from quintain.training.runs import find_run, free_name, list_runs, model_named
+from quintain.training.runs import find_run, free_name, model_named
 from quintain.training.storage import plain, write_atomically
 from quintain.types.rollout import Group, Rollout, Score, Termination, TerminationKind, Turn
 from quintain.types.task import Message, Task
 from quintain.types.transcript import Branch, TokenSource, Transcript
+from quintain_viewer.runs import list_runs, runs
 
 RECIPE = '[run]\nsteps = 9\n[model]\nname = "m"\n[[environments]]\nuse = "guess"\n'
 

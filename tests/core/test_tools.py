@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintain.errors import InfrastructureError, ToolError
 from quintain.interfaces.tools import Tool, ToolSpec, as_tool
+from quintain.types.task import ToolCall
 
 
 def add(x: int, y: int = 1) -> int:
@@ -22,6 +25,10 @@ def add(x: int, y: int = 1) -> int:
 
 async def shout(word: str, mood: Literal["glad", "sad"] = "glad") -> str:
     return word.upper() + mood
+
+
+def run(tool: Tool, **arguments: Any) -> ToolCall:
+    return asyncio.run(tool.run(ToolCall(name=tool.spec.name, arguments=arguments)))
 
 
 class Counter:
@@ -73,9 +80,10 @@ def test_calls_run_and_come_back_as_text() -> None:
     "arguments, said", [({}, "x: "), ({"x": "two"}, "x: "), ({"x": 1, "z": 2}, "z: "), ({"x": None}, "x: ")]
 )
 def test_wrong_arguments_come_back_as_text(arguments: dict[str, Any], said: str) -> None:
-    answer = call(add, **arguments)
-    assert answer.startswith("error: wrong arguments for add")
-    assert said in answer
+    with pytest.raises(ToolError, match="wrong arguments for add") as caught:
+        call(add, **arguments)
+    assert said in str(caught.value)
+    assert run(as_tool(add), **arguments).error == f"error: {caught.value}"
 
 
 JSON = st.recursive(
@@ -87,7 +95,8 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["word", "mood", "self", "x"]) | st.text(max_size=4), JSON, max_size=3))
 def test_no_arguments_a_model_can_write_raise(arguments: dict[str, Any]) -> None:
-    assert isinstance(asyncio.run(as_tool(shout).call(arguments)), str)
+    ran = run(as_tool(shout), **arguments)
+    assert (ran.result is None) == bool(ran.error)
 
 
 def test_tools_the_model_cannot_be_told_about_are_refused() -> None:
@@ -115,7 +124,7 @@ def test_parameter_names_are_free() -> None:
 
     assert call(save, copy=True, json="{}", model_config="m") == "True {} 0 m"
     assert list(as_tool(save).spec.parameters["properties"]) == ["copy", "json", "schema", "model_config"]
-    assert "copy: " in call(save, copy="perhaps", json="")
+    assert "copy: " in run(as_tool(save), copy="perhaps", json="").error
 
 
 def test_a_tool_of_ones_own() -> None:
@@ -155,3 +164,69 @@ def test_functions_of_other_types_or_defaults_do_not() -> None:
         str(t.spec.parameters["properties"]["x"]["default"]) for t in tools
     ]
     assert [repr(default) for _, default in variants] == [asyncio.run(t.call({})) for t in tools]
+
+
+def test_errors_that_the_policy_reads() -> None:
+    def find(key: str) -> str:
+        raise ToolError(f"there is no {key!r}")
+
+    ran = run(as_tool(find), key="x")
+    assert ("error: there is no 'x'", None) == (ran.error, ran.result)
+
+
+def test_a_bug_of_the_tool_is_not_hidden() -> None:
+    """Only a `ToolError` is the policy's to read; every other exception reaches the episode, a `TimeoutError` too."""
+
+    def broken(kind: str) -> str:
+        raise {"key": KeyError, "time": TimeoutError}[kind]("x")
+
+    for kind, error in (("key", KeyError), ("time", TimeoutError)):
+        with pytest.raises(error):
+            run(replace(as_tool(broken), seconds=5), kind=kind)
+
+
+def test_a_slow_call_is_cancelled_and_said() -> None:
+    cancelled = []
+
+    async def slow(x: int) -> str:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(x)
+            raise
+        return ""
+
+    ran = run(replace(as_tool(slow), seconds=0.05), x=3)
+    assert ("error: slow took over 0.05 s", None, [3]) == (ran.error, ran.result, cancelled)
+
+
+@pytest.mark.parametrize("length, said", [(10, "x" * 10), (13, "x" * 10 + "\n[3 more characters]")])
+def test_long_results_and_errors_are_cut(length: int, said: str) -> None:
+    def speak(fail: bool) -> str:
+        if fail:
+            raise ToolError("x" * (length - 7))
+        return "x" * length
+
+    tool = replace(as_tool(speak), characters=10)
+    assert said == run(tool, fail=False).result
+    assert run(tool, fail=True).error == "error: " + "x" * 3 + said[10:]
+
+
+@pytest.mark.parametrize("idempotent, failures, calls", [(False, 1, 1), (True, 1, 2), (True, 2, 2)])
+def test_only_an_idempotent_call_is_made_again(idempotent: bool, failures: int, calls: int) -> None:
+    """A call that may have side effects is never repeated, and no call more than once."""
+    made = []
+
+    def flaky() -> str:
+        made.append(1)
+        if len(made) <= failures:
+            raise InfrastructureError("the line is dead")
+        return "fine"
+
+    tool = replace(as_tool(flaky), idempotent=idempotent)
+    if calls > failures:
+        assert run(tool).result == "fine"
+    else:
+        with pytest.raises(InfrastructureError, match="dead"):
+            run(tool)
+    assert calls == len(made)

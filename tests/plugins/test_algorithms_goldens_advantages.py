@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from quintain.errors import UsageError
-from quintain.interfaces.learner import overlong
+from quintain.interfaces.algorithm import overlong
 from quintain.learning import Batch, Sample
 from quintain.learning.pieces.advantages import Step, is_constant, returns
 from quintain.registry.pieces import find

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, assert_type
 
 from quintain.interfaces.agent import Agent, Limits
-from quintain.interfaces.engine import Engine, Reply, SharesModule, TokenEngine
+from quintain.interfaces.engine import Engine, Reply, TokenEngine
 from quintain.interfaces.environment import Demonstration, Environment, control
-from quintain.interfaces.learner import PolicyLearner
 from quintain.interfaces.reward import Reward, group_reward, reward
 from quintain.interfaces.service import Judge, Sandbox, Service, Workers, need
 from quintain.interfaces.tools import Tool, ToolSpec
 from quintain.learning import Learner
+from quintain.models.sharing import SharesModule
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout, run_episode
+from quintain.training.policy_learner import PolicyLearner
 from quintain.types.rollout import Rollout, Score, Turn
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
-    "runs": ("quintain.cli.runs:runs", "List the runs in this directory."),
     "list": ("quintain.cli.listing:list_", "List installed components without importing them."),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ..types.rollout import Turn
 from ..types.task import Message
 from .engine import Engine
-from .tools import Tool
+from .tools import Tool, ToolSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,13 @@ class Agent(Protocol):
     def user(self, content: str | Sequence[Message]) -> None:
         """Append user messages to the conversation."""
 
-    async def turn(self) -> Turn:
-        """Sample the policy's next turn.
+    async def turn(
+        self, *tools: Tool | ToolSpec | Callable[..., Any], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Turn:
+        """Sample the policy's next turn, which may call *tools*; nothing runs them, answer with tool messages.
+
+        Args:
+            max_tokens, stop: make the limit of the recipe smaller, and add stop strings to its own.
 
         Raises:
             LimitReached: no turns, tokens or context are left; uncaught, it terminates the episode as `truncated`.
@@ -60,10 +65,16 @@ class Agent(Protocol):
         """Turns until a limit; code after the loop still runs."""
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
-        """Turns with *tools*, until one calls none, or a limit; the last turn."""
+        """Turns with *tools*, whose calls run concurrently, until one calls none, or a limit; the last turn."""
 
     def player(self, name: str, engine: Engine | None = None) -> Agent:
         """Another player with its own conversation; without an engine it is the policy, and trains."""
+
+    def fork(self, name: str, turns: int | None = None) -> Agent:
+        """Another player that continues this conversation after its first *turns* turns, by default as it is now.
+
+        It begins with the exact tokens sampled here, which are trained only here.
+        """
 
     def metric(self, **values: float) -> None:
         """Report numbers for the logs."""

@@ -101,6 +101,21 @@ Check = Callable[[Any, Mapping[str, Any], str], Mapping[str, Any]]
 table of `TABLES` or its class, a piece), the values, and the table's key (``""``, ``plan``, ``objective.ppo_clip``)."""
 
 
+def overlong(length: int, longest: int | None, share: float) -> float:
+    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then
+    linearly down to -1 at L = *longest* and beyond.
+
+    Raises:
+        UsageError: no maximum is configured.
+    """
+    if not share:
+        return 0.0
+    if not longest:
+        raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
+    buffer = share * longest
+    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
+
+
 def _changed_fields(settings: Any, changes: Mapping[str, Any], where: str, check: Check) -> dict[str, Any]:
     """The new values of the fields of *settings* that *changes* sets; a nested table changes the present one."""
     tables = {key: value for key, value in changes.items() if key in TABLES and isinstance(value, Mapping)}

@@ -6,10 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from ..errors import UsageError
-from ..types.rollout import Rollout
 from ..types.sampling import Sampling
 from ..types.task import Message, Task, ToolCall
 from ..types.transcript import Finish, Sampled
@@ -107,43 +106,3 @@ class TokenEngine(Engine):
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         """Raise a `UsageError`: the chat layer renders conversations and keeps the exact tokens of their turns."""
         raise UsageError(f"engine {self.name!r} samples tokens: take turns through an agent, or call sample()")
-
-
-class Replay(Protocol):
-    """Runs samples of the step's batch once more, for advantages that compare with what might have been."""
-
-    async def __call__(self, wanted: Sequence[tuple[int, Engine]]) -> list[Rollout[Any, Any]]:
-        """Run samples of the batch again, each with an engine, and score them; in order.
-
-        The episode has the seed of the first time, so its environment draws the same; the engine decides what else
-        differs. A rollout that failed through our fault is not `valid`; it was retried before.
-
-        Raises:
-            UsageError: the episode had several players, or its reward compares the rollouts of a group.
-        """
-
-
-@runtime_checkable
-class SharesModule(Protocol):
-    """The class of a `TokenEngine` that can decode the module that the learner trains.
-
-    The weights of any other engine arrive through `TokenEngine.update` alone.
-    """
-
-    @classmethod
-    def sharing(cls, module: Any, tokenizer: ChatTokenizer, *, dtype: str | None = None) -> TokenEngine:
-        """An engine that decodes the learner's live *module*; further keywords are ``engine.args`` of a recipe. Where
-        *dtype* is not the module's, the engine keeps a copy that `update` refreshes.
-
-        Raises:
-            UsageError: a setting is out of range.
-        """
-
-
-@runtime_checkable
-class SuggestsSlots(Protocol):
-    """The class of a `SharesModule` engine that knows how many sequences of a batch it best decodes at once."""
-
-    @classmethod
-    def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
-        """The ``slots`` of `sharing` for a step of *samples* sequences of at most *tokens* tokens, prompt included."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ..types.rollout import Turn
 from ..types.task import Message
 from .tools import ToolSpec
 
@@ -37,3 +38,6 @@ class ChatTokenizer(Protocol):
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
         """The conversation as text; with *prompt* it ends where the assistant's turn begins."""
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
+        """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""

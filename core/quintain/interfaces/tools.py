@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
+
+from ..errors import InfrastructureError, ToolError
+from ..types.task import ToolCall
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +32,46 @@ class ToolSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Tool:
-    """A spec and what runs it: ``call(arguments) -> text``."""
+    """A spec and what runs it.
+
+    Attributes:
+        call: takes the arguments, returns the result as text; it raises `ToolError` for an error that the policy reads.
+        seconds: that a call may take; the policy then reads that it took too long. ``None``: the limits of the episode.
+        characters: of a result or error that the policy reads; the rest is cut off and counted.
+        idempotent: a call that failed with `InfrastructureError` is made once more.
+    """
 
     spec: ToolSpec
     call: Callable[[Mapping[str, Any]], Awaitable[str]]
+    seconds: float | None = None
+    characters: int = 100_000
+    idempotent: bool = False
+
+    async def run(self, call: ToolCall) -> ToolCall:
+        """*call* with its result, or with the error that the policy reads.
+
+        Raises:
+            InfrastructureError: a failure that is ours.
+        """
+        attempts = 2 if self.idempotent else 1
+        while True:
+            attempts -= 1
+            try:
+                async with asyncio.timeout(self.seconds) as timer:
+                    return replace(call, result=self._cut(await self.call(call.arguments)))
+            except ToolError as e:
+                return replace(call, error=self._cut(f"error: {e}"))
+            except TimeoutError:
+                if not timer.expired():
+                    raise
+                return replace(call, error=f"error: {call.name} took over {self.seconds:g} s")
+            except InfrastructureError:
+                if not attempts:
+                    raise
+
+    def _cut(self, text: str) -> str:
+        cut = len(text) - self.characters
+        return text if cut <= 0 else f"{text[: self.characters]}\n[{cut} more characters]"
 
 
 def as_tool(function: Tool | Callable[..., Any]) -> Tool:
@@ -59,7 +99,7 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
             values = model.model_validate(dict(arguments))
         except ValidationError as e:
             lines = "; ".join(f"{'.'.join(map(str, x['loc']))}: {x['msg']}" for x in e.errors(include_url=False))
-            return f"error: wrong arguments for {name}: {lines}"
+            raise ToolError(f"wrong arguments for {name}: {lines}") from None
         out = function(**{p: getattr(values, f"field_{i}") for i, p in enumerate(signature.parameters)})
         if inspect.isawaitable(out):
             out = await out

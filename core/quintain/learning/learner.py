@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import PluginError, RunError, UsageError
-from ..interfaces.algorithm import Algorithm
-from ..interfaces.learner import overlong
+from ..interfaces.algorithm import Algorithm, overlong
 from ..models.forward import Forward, Layout
 from ..models.load import trainable
 from ..models.sampler_check import SamplerMismatch, differences

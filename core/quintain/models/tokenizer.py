@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
 from ..interfaces.tokenizer import Offsets
+from ..types.rollout import Turn
 from ..types.task import Message
+from .tool_calls import parse
 
 if TYPE_CHECKING:
     from ..interfaces.tools import ToolSpec
@@ -101,6 +103,10 @@ class HFTokenizer:
         except TemplateError as error:
             roles = ", ".join(m.role for m in messages)
             raise UsageError(f"the chat template of {self.name} refuses the messages ({roles}): {error}") from error
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
+        """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""
+        return parse(text, tools=bool(tools))
 
     def _end_of_turn(self) -> tuple[int, ...]:
         """The special token that the template puts right after an assistant's reply, if any."""

@@ -12,14 +12,13 @@ from typing import Any
 from ..errors import EnvironmentFault, LimitReached, PolicyFault
 from ..interfaces.agent import Agent, Limits
 from ..interfaces.engine import Engine, Reply, TokenEngine
-from ..interfaces.tools import Tool, as_tool
+from ..interfaces.tools import Tool, ToolSpec, as_tool
 from ..types.rollout import Turn
 from ..types.sampling import Sampling, derived_seed
 from ..types.task import Message, ToolCall, messages_of
 from ..types.transcript import Transcript
 from .chat.bridge import Conversation, stops
 from .chat.thinking_budget import sample_turn
-from .chat.tool_calls import parse
 
 MALFORMED_CHANCES = 3  # consecutive turns without a readable tool call that become a policy fault
 
@@ -52,6 +51,7 @@ class Session(Agent):
         self._conversation: Conversation | None = None
         self._pending: list[Message] = []
         self._turns = 0
+        self._ends: list[int] = []  # after each turn: number of messages
         episode.players[name] = self
 
     @cached_property
@@ -69,13 +69,10 @@ class Session(Agent):
         self._pending.extend(new)
         self.messages.extend(new)
 
-    async def turn(self) -> Turn:
-        return await self._turn(())
-
     async def turns(self) -> AsyncIterator[Turn]:
         while True:
             try:
-                turn = await self._turn(())
+                turn = await self.turn()
             except LimitReached as e:
                 self._episode.hit = e.limit
                 return
@@ -87,7 +84,7 @@ class Session(Agent):
         turn: Turn | None = None
         while True:
             try:
-                turn = await self._turn(tuple(by_name.values()))
+                turn = await self.turn(*by_name.values())
             except LimitReached as e:
                 if turn is None:
                     raise
@@ -98,8 +95,7 @@ class Session(Agent):
             unreadable = unreadable + 1 if all(c.error for c in turn.calls) else 0
             if unreadable >= MALFORMED_CHANCES:
                 raise PolicyFault(f"{unreadable} turns in a row held no readable tool call: {turn.calls[0].error}")
-            # One after the other, in the order of the text: tools may change the environment's state.
-            calls = tuple([await _called(c, by_name) for c in turn.calls])
+            calls = await _run_calls(turn.calls, by_name)
             # A tool may itself let another player take turns, so this turn need not be the last of the episode.
             index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
             turn = self._episode.turns[index] = replace(turn, calls=calls)
@@ -111,6 +107,16 @@ class Session(Agent):
             raise EnvironmentFault(f"there is a player {name!r} already")
         return Session(self._episode, name, engine)
 
+    def fork(self, name: str, turns: int | None = None) -> Session:
+        fork = self.player(name, None if self.trains else self._engine)
+        fork._turns = self._turns if turns is None else turns
+        fork._ends = self._ends[: fork._turns]
+        end = fork._ends[-1] if fork._ends else 0
+        fork.messages = self.messages[: None if turns is None else end]
+        fork._pending = fork.messages[end:]
+        fork._conversation = self._conversation and self._conversation.fork(fork._turns)
+        return fork
+
     def metric(self, **values: float) -> None:
         self._episode.metrics.update({k: float(v) for k, v in values.items()})
 
@@ -120,16 +126,19 @@ class Session(Agent):
             return None
         return self._conversation.transcript(self._engine.name, self._episode.sampling.temperature)
 
-    async def _turn(self, tools: Sequence[Tool]) -> Turn:
+    async def turn(
+        self, *tools: Tool | ToolSpec | Callable[..., Any], max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Turn:
         if self._name not in self._episode.players:
             await asyncio.sleep(0)  # code that catches everything and tries again must not block the others
             raise EnvironmentFault("the episode is over; its code asked for another turn")
-        sampling = self._allowance()
+        specs = [t if isinstance(t, ToolSpec) else as_tool(t).spec for t in tools]
+        sampling = self._allowance(max_tokens, stop)
         if isinstance(self._engine, TokenEngine):
-            turn = await self._sampled(self._engine, tools, sampling)
+            turn = await self._sampled(self._engine, specs, sampling)
         else:  # the engine keeps no tokens: it gets all messages and returns parsed text
             self._pending.clear()
-            reply: Reply = await self._engine.reply(self.messages, [t.spec for t in tools], sampling)
+            reply: Reply = await self._engine.reply(self.messages, specs, sampling)
             text = f"<think>{reply.reasoning}</think>{reply.text}" if reply.reasoning else reply.text
             tokens = reply.usage.get("completion_tokens", 0) if self.trains else 0  # a partner's are not the policy's
             about: Any = {"finish": reply.finish, "player": self._name, "tokens": tokens}
@@ -137,16 +146,19 @@ class Session(Agent):
         self._turns += 1
         self._episode.turns.append(turn)
         self.messages.append(Message("assistant", turn.reply, reasoning=turn.reasoning, calls=turn.calls))
+        self._ends.append(len(self.messages))
         if self.trains:  # limits count the policy's own turns only
             self._episode.taken += 1
             self._episode.spent += turn.tokens
             self._episode.hit = "tokens" if turn.finish == "length" else ""
         return turn
 
-    def _allowance(self) -> Sampling:
+    def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
         """The sampling settings of the next turn: its own seed, and at most the tokens that the limits leave."""
         episode, limits = self._episode, self._episode.limits
-        changes: dict[str, Any] = {"seed": derived_seed(episode.seed, self._name, self._turns)}
+        most = min(filter(None, (max_tokens, episode.sampling.max_tokens)), default=None)
+        changes: dict[str, Any] = {"seed": derived_seed(episode.seed, self._name, self._turns), "max_tokens": most}
+        changes["stop"] = (*episode.sampling.stop, *stop)
         if not self.trains:
             return episode.sampling.replace(**changes, thinking_budget=None)
         if limits.turns is not None and episode.taken >= limits.turns:
@@ -155,14 +167,14 @@ class Session(Agent):
             left = limits.tokens - episode.spent
             if left <= 0:
                 raise LimitReached("tokens", f"all {limits.tokens} tokens are spent")
-            changes["max_tokens"] = min(left, episode.sampling.max_tokens or left)
+            changes["max_tokens"] = min(left, most or left)
         return episode.sampling.replace(**changes)
 
-    async def _sampled(self, engine: TokenEngine, tools: Sequence[Tool], sampling: Sampling) -> Turn:
+    async def _sampled(self, engine: TokenEngine, tools: Sequence[ToolSpec], sampling: Sampling) -> Turn:
         if self._conversation is None:
-            self._conversation = Conversation(engine.tokenizer, [t.spec for t in tools])
+            self._conversation = Conversation(engine.tokenizer, tools)
         elif tools:  # first offered in a later turn: the template rewrites the system message, a new branch begins
-            self._conversation.tools = tuple(t.spec for t in tools)
+            self._conversation.tools = tuple(tools)
         for m in self._pending:
             self._conversation.add(m)
         self._pending.clear()
@@ -175,12 +187,27 @@ class Session(Agent):
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
         tokens = sampled.tokens if self.trains else 0
-        return parse(text, tools=bool(tools), finish=sampled.finish, player=self._name, tokens=tokens)
+        turn = engine.tokenizer.parse(text, tools)
+        return replace(turn, finish=sampled.finish, player=self._name, tokens=tokens)
 
 
-async def _called(call: ToolCall, tools: dict[str, Tool]) -> ToolCall:
-    """The call with its result, or with the error message that the policy receives."""
-    if call.error or call.name not in tools:
-        reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
-        return replace(call, error=f"error: {reason}")
-    return replace(call, result=await tools[call.name].call(call.arguments))
+async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple[ToolCall, ...]:
+    """Run *calls* concurrently, started in their order, so that tools which are plain functions run in that order."""
+
+    async def outcome(call: ToolCall) -> ToolCall | BaseException:
+        try:
+            if call.error or call.name not in tools:
+                reason = call.error or f"no tool {call.name!r}; there are: {', '.join(tools)}"
+                return replace(call, error=f"error: {reason}")
+            return await tools[call.name].run(call)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
+            return e
+
+    single = len(calls) == 1  # needs no task of its own
+    outcomes = [await outcome(calls[0])] if single else await asyncio.gather(*map(outcome, calls))
+    for error in outcomes:
+        if isinstance(error, BaseException):
+            raise error
+    return tuple(outcomes)  # type: ignore[arg-type]

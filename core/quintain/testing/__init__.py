@@ -52,7 +52,7 @@ def rollout(task: T, *texts: str, result: Any = None, **fields: Any) -> Rollout[
         result: what `Environment.rollout` would have returned.
         fields: any other field of `Rollout`.
     """
-    from ..rollouts.chat.tool_calls import parse
+    from ..models.tool_calls import parse
     from ..types.rollout import Rollout
     from ..types.task import Message, messages_of
 

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from ..interfaces.tokenizer import Offsets
 from ..interfaces.tools import ToolSpec
+from ..models.tool_calls import parse
+from ..types.rollout import Turn
 from ..types.task import Message, ToolCall
 
 
@@ -69,6 +71,9 @@ class ByteTokenizer:
             role = "user" if m.role == "tool" else m.role
             parts.append(f"<|im_start|>{role}\n{body}{render_calls(m.calls)}<|im_end|>\n")
         return "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
+        return parse(text, tools=bool(tools))
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:

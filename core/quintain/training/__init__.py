@@ -11,10 +11,10 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from ..interfaces.environment import yielded as yielded
+    from ..models.tool_calls import parse as parse
     from ..rollouts.chat.bridge import Conversation as Conversation
     from ..rollouts.chat.bridge import stops as stops
     from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
-    from ..rollouts.chat.tool_calls import parse as parse
     from ..rollouts.runner import RolloutRequest as RolloutRequest
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .metrics import success_of as success_of
     from .metrics import times as times
     from .recipe.load import bundled as bundled
+    from .recipe.load import label as label
     from .recipe.tables import EnvironmentTable as EnvironmentTable
     from .recipe.tables import Recipe as Recipe
     from .recipe.tables import override as override

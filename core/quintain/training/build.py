@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..interfaces.algorithm import Algorithm
-from ..interfaces.engine import SuggestsSlots, TokenEngine
+from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
-from ..interfaces.learner import PolicyLearner
 from ..models.load import LoadedModel
+from ..models.sharing import SuggestsSlots
 from ..models.snapshot import Snapshot
 from ..registry.binding import bind
 from ..registry.lookup import current
@@ -27,9 +27,10 @@ from .hooks import Hooks
 from .interrupts import run_loop, stop_on_signal
 from .loop import train
 from .metrics import distinct
+from .policy_learner import PolicyLearner
 from .provenance import provenance
 from .recipe.tables import Recipe
-from .replays import Replays, named
+from .replays import Replay, named
 from .resolve import (
     EnvironmentSpec,
     chosen,
@@ -89,7 +90,7 @@ async def _run_training(
     engine = engine_for(recipe, model if weight_copy is None else replace(model, module=weight_copy.module))
     slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
     state = checkpoint.state if checkpoint else None
-    replays = Replays()
+    replays = Replay()
     own = {"policy": engine, "learner": learner, "replay": replays}
     async with engine, opened(chosen(recipe, algorithm), slots, own, state and state["services"]) as services:
         learner.serve(services)

@@ -30,7 +30,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import RunError, StorageError
-from ..interfaces.learner import PolicyLearner
+from .policy_learner import PolicyLearner
 from .run_folder import RunFolder
 from .storage import TEMPORARY, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from ..errors import NoTasksError, RunError
 from ..evaluation.evaluation import frozen_heap
-from ..interfaces.algorithm import Algorithm, GroupStats
+from ..interfaces.algorithm import Algorithm, GroupStats, overlong
 from ..interfaces.environment import Environment
-from ..interfaces.learner import overlong
 from ..interfaces.sampling_plan import SamplingPlan
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..types.rollout import AnyGroup, Rollout, trained
 from ..types.transcript import TokenSource
-from .replays import Replays
+from .replays import Replay
 from .screen import Screen
 from .tasks import Curriculum
 
@@ -127,7 +126,7 @@ class Collector:
     group_size: int
     min_group_size: int = 1
     screen: Screen
-    replays: Replays = field(default_factory=Replays)
+    replays: Replay = field(default_factory=Replay)
 
     async def collect(self, step: int) -> Collected:
         """Run groups until the batch is full or the limit of the plan is reached. Failed rollouts are excluded.

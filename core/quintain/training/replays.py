@@ -1,13 +1,10 @@
-"""Replays of the episodes of the current step, for counterfactual advantages.
+"""Replay of the episodes of the current step, for counterfactual advantages.
 
 A run provides them to the pieces of its algorithm as the service ``replay``::
 
     @advantage
     async def greedy(step: Step, *, engine: TokenEngine = need("policy"), replay: Replay = need()) -> list[float]:
         ...
-
-A piece passes its own engine, which decides what is sampled; the environment, its tools and its rewards run as in the
-first rollout.
 """
 
 from __future__ import annotations
@@ -24,8 +21,8 @@ from ..types.rollout import AnyRollout
 
 
 @dataclass(kw_only=True)
-class Replays:
-    """The run's `quintain.interfaces.service.Replay`.
+class Replay:
+    """Runs samples of the step's batch once more, for advantages that compare with what might have been.
 
     Attributes:
         environments: by the name that rollouts carry; ``None`` where two of a recipe share it.
@@ -40,7 +37,14 @@ class Replays:
         self._played, self._rollout_context = tuple(played), context
 
     async def __call__(self, selections: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
-        """Replay samples, each with an engine: see `quintain.interfaces.service.Replay`."""
+        """Run samples of the batch again, each with an engine, and score them; in order.
+
+        The episode has the seed of the first time, so its environment draws the same; the engine decides what else
+        differs. A rollout that failed through our fault is not `valid`; it was retried before.
+
+        Raises:
+            UsageError: the episode had several players, or its reward compares the rollouts of a group.
+        """
         if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
         requests = [self._request(self._played[sample], engine) for sample, engine in selections]
@@ -73,7 +77,7 @@ class Replays:
 def named(
     names: Sequence[str], environments: Sequence[Environment[Any, Any]]
 ) -> dict[str, Environment[Any, Any] | None]:
-    """*environments* by name, for `Replays.environments`; ``None`` where two share a name."""
+    """*environments* by name, for `Replay.environments`; ``None`` where two share a name."""
     by_name: dict[str, Environment[Any, Any] | None] = {}
     for name, environment in zip(names, environments, strict=True):
         by_name[name] = None if name in by_name else environment

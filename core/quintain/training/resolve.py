@@ -10,10 +10,11 @@ from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
 from ..interfaces.algorithm import Algorithm
-from ..interfaces.engine import SharesModule, TokenEngine
+from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..interfaces.reward import Reward
 from ..interfaces.sampling_plan import SamplingPlan
+from ..models.sharing import SharesModule
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 from ..errors import Interrupted
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
-from ..interfaces.learner import PolicyLearner
 from ..models.sampler_check import SamplerMismatch
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
@@ -21,6 +20,7 @@ from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
 from .interrupts import CANCEL_SECONDS
 from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
+from .policy_learner import PolicyLearner
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
 from .sampler_check import explained, max_sample_mismatch, rescored

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ..interfaces.engine import TokenEngine
-from ..interfaces.learner import PolicyLearner
 from ..models.sampler_check import SamplerMismatch, own_logps, typical_difference
 from ..types.rollout import AnyGroup, trained
 from ..types.transcript import TrainingSequence
+from .policy_learner import PolicyLearner
 from .recipe.tables import Recipe
 from .resolve import engine_kind, shares
 

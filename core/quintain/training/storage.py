@@ -60,11 +60,6 @@ def lock_owner(path: Path) -> str:
     return ""
 
 
-def abandoned(path: Path) -> bool:
-    """Whether the last process that locked the file at *path* died before it released the lock."""
-    return path.is_file() and path.stat().st_size > 0 and not lock_owner(path)
-
-
 @contextmanager
 def storing(path: Path, needed: int | None = None) -> Iterator[None]:
     """Turn failures to write *path* into `StorageError`; *needed* is the size in bytes, if known."""

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from quintain import Rollout, Score, Task
-from quintain.interfaces.algorithm import Algorithm
+from quintain.interfaces.algorithm import Algorithm, overlong
 from quintain.interfaces.engine import Engine
-from quintain.interfaces.learner import overlong
 from quintain.learning import Batch, LossInputs, Sample
 from quintain.learning.loss import weighted_loss
 from quintain.learning.pieces.advantages import Step

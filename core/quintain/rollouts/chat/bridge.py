@@ -14,7 +14,6 @@ from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
 from ...types.transcript import Recorder, Sampled, TokenSource, Transcript
-from .tool_calls import parse
 
 _SOURCES = {
     "system": TokenSource.PROMPT,
@@ -34,6 +33,7 @@ class Conversation:
         self._rendered = 0
         self._text = ""
         self._recorder = Recorder()
+        self._ends: list[tuple[int, int, int]] = []  # after each turn: messages, and characters and tokens of the path
 
     def add(self, message: Message) -> None:
         self._messages.append(message)
@@ -44,12 +44,13 @@ class Conversation:
         if self._text and text.startswith(self._text):
             new = text[len(self._text) :]
             ids, spans = self.tokenizer.encode_with_offsets(new)
-            self._recorder.add(ids, _sources(new, spans, self._messages[self._rendered :]))
+            self._recorder.add(ids, self._sources(new, spans, self._messages[self._rendered :]))
         else:
             ids, spans = self.tokenizer.encode_with_offsets(text)
-            sources = _sources(text, spans, self._messages)
+            sources = self._sources(text, spans, self._messages)
             record = self._recorder.branch if self._text else self._recorder.add
             record(ids, sources)
+            self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]  # of another path
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
 
@@ -61,11 +62,46 @@ class Conversation:
         # The message has the raw text, with thoughts and calls, so that the template renders exactly what was sampled.
         self._messages.append(Message("assistant", text))
         self._rendered = len(self._messages)
+        self._ends.append((self._rendered, len(self._text), len(self._recorder.ids)))
         return text
+
+    def fork(self, turns: int) -> Conversation:
+        """A copy of the first *turns* sampled turns; their tokens are not trained in it.
+
+        It begins with the tokens recorded here, unless the template has rewritten them since: then it renders anew.
+        """
+        fork = Conversation(self.tokenizer, self.tools)
+        messages, characters, tokens = self._ends[turns - 1] if turns else (0, 0, 0)
+        fork._messages = self._messages[:messages]
+        if tokens:
+            path = self._recorder.transcript().path(-1)
+            sources = [TokenSource.COPY if s == TokenSource.MODEL else s for s in path.sources[:tokens]]
+            fork._recorder.add(path.ids[:tokens], sources)
+            fork._text, fork._rendered = self._text[:characters], messages
+        fork._ends = self._ends[:turns]
+        return fork
 
     def transcript(self, policy: str, temperature: float) -> Transcript:
         """The record so far."""
         return self._recorder.transcript(policy=policy, tokenizer=self.tokenizer.name, temperature=temperature)
+
+    def _sources(self, text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
+        """The source of each token: that of the message whose content it touches, else the template's."""
+        regions: list[tuple[int, int, TokenSource]] = []
+        at = 0
+        for m in messages:
+            start, end = _find(text, at, (m.content, m.content.strip(), self.tokenizer.parse(m.content).reply))
+            if start >= 0:
+                at = end
+                regions.append((start, end, _SOURCES[m.role]))
+        out: list[int] = []
+        k = 0
+        for start, end in spans:
+            while k < len(regions) and regions[k][1] <= start:
+                k += 1
+            inside = k < len(regions) and end > regions[k][0]
+            out.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
+        return out
 
 
 def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
@@ -82,25 +118,6 @@ def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
 def stops(tokenizer: ChatTokenizer, sampling: Sampling) -> Sampling:
     """*sampling* with the stop strings and stop ids of *tokenizer* added."""
     return sampling.replace(stop=(*sampling.stop, *tokenizer.stops), stop_ids=(*sampling.stop_ids, *tokenizer.stop_ids))
-
-
-def _sources(text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
-    """The source of each token: that of the message whose content it touches, else the template's."""
-    regions: list[tuple[int, int, TokenSource]] = []
-    at = 0
-    for m in messages:
-        start, end = _find(text, at, (m.content, m.content.strip(), parse(m.content).reply))
-        if start >= 0:
-            at = end
-            regions.append((start, end, _SOURCES[m.role]))
-    out: list[int] = []
-    k = 0
-    for start, end in spans:
-        while k < len(regions) and regions[k][1] <= start:
-            k += 1
-        inside = k < len(regions) and end > regions[k][0]
-        out.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
-    return out
 
 
 def _find(text: str, at: int, contents: Sequence[str]) -> tuple[int, int]:

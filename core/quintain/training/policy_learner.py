@@ -8,25 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from ..errors import UsageError
+from ..interfaces.algorithm import Algorithm
+from ..interfaces.engine import Weights
 from ..types.rollout import Group
-from .algorithm import Algorithm
-from .engine import Weights
-
-
-def overlong(length: int, longest: int | None, share: float) -> float:
-    """Soft overlong punishment of *length* tokens (DAPO, 2503.14476, equation 13): 0 up to (1 - share) L tokens, then
-    linearly down to -1 at L = *longest* and beyond.
-
-    Raises:
-        UsageError: no maximum is configured.
-    """
-    if not share:
-        return 0.0
-    if not longest:
-        raise UsageError("overlong punishment is a share of the maximum of new tokens: set sampling.max_tokens")
-    buffer = share * longest
-    return -min(1.0, max(0.0, (length - (longest - buffer)) / buffer))
 
 
 class PolicyLearner(Protocol):

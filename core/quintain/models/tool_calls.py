@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from ...types.rollout import Turn
-from ...types.task import ToolCall
+from ..types.rollout import Turn
+from ..types.task import ToolCall
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)

@@ -1,0 +1,34 @@
+"""Contracts of engines that decode the module that the learner trains."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from ..interfaces.engine import TokenEngine
+from ..interfaces.tokenizer import ChatTokenizer
+
+
+@runtime_checkable
+class SharesModule(Protocol):
+    """The class of a `TokenEngine` that can decode the module that the learner trains.
+
+    The weights of any other engine arrive through `TokenEngine.update` alone.
+    """
+
+    @classmethod
+    def sharing(cls, module: Any, tokenizer: ChatTokenizer, *, dtype: str | None = None) -> TokenEngine:
+        """An engine that decodes the learner's live *module*; further keywords are ``engine.args`` of a recipe. Where
+        *dtype* is not the module's, the engine keeps a copy that `update` refreshes.
+
+        Raises:
+            UsageError: a setting is out of range.
+        """
+
+
+@runtime_checkable
+class SuggestsSlots(Protocol):
+    """The class of a `SharesModule` engine that knows how many sequences of a batch it best decodes at once."""
+
+    @classmethod
+    def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
+        """The ``slots`` of `sharing` for a step of *samples* sequences of at most *tokens* tokens, prompt included."""
