@@ -25,7 +25,7 @@ from quintain.training import ModelRequest, Recipe, Screen, model_source, save_m
 from quintain.types.rollout import Rollout
 from quintain.types.task import Message, Task, ToolCall
 from quintain.types.transcript import TrainingSequence
-from quintain_starter.architecture import CONTEXT, TAGS, build_model, build_tokenizer
+from quintain_starter.architecture import CONTEXT, PHRASES, TAGS, build_model, build_tokenizer
 from quintain_starter.source import DefaultModel, untrained
 from quintain_starter.warm_start import Check, WarmStart, WarmStartReport, examples_of, warm_start
 
@@ -84,8 +84,15 @@ def test_digits_are_read_one_by_one(number: int) -> None:
 
 
 def test_tags_and_turns_are_one_token() -> None:
-    for text in (*TAGS, "<|im_start|>", "<|im_end|>", " the", " result", "####", "user", "assistant"):
+    for text in (*TAGS, *PHRASES, "<|im_start|>", "<|im_end|>", " the", " result", "####", "user", "assistant"):
         assert len(TOKENIZER.encode(text)) == 1, text
+
+
+def test_phrases_of_tools_need_no_larger_network() -> None:
+    """The tokens for descriptions and calls of tools fill rows that the vocabulary is rounded up to."""
+    assert len(TOKENIZER.hf) <= 576 == build_model().config.vocab_size
+    call = '<tool_call>\n{"name": "f", "arguments": {"n": 4}}\n</tool_call>'
+    assert len(TOKENIZER.encode(call)) == 8
 
 
 def test_two_tokenizers_are_the_same() -> None:

@@ -33,21 +33,50 @@ expression brackets call function name value list word words letter text questio
 STARTS = ("user", "assistant", "system", "End", "Make", "The", "Work", "So", "Let", "####", "```", "    ")
 """Read as one token each where no blank comes before."""
 
-TEMPLATE = """\
-{%- set system = messages[0].content if messages and messages[0].role == 'system' else '' %}
-{%- if system or tools %}<|im_start|>system
-{{ system }}
-{%- if tools %}{{ '\\n\\n' }}# Tools
+TOOLS = """\
+# Tools
 
 You may call these functions:
 <tools>
-{% for tool in tools %}{{ tool | tojson }}
-{% endfor %}</tools>
+"""
+CALL = """\
+</tools>
 
 To call one, write
 <tool_call>
 {"name": <function name>, "arguments": <object of arguments>}
-</tool_call>
+</tool_call>"""
+
+PHRASES = (
+    TOOLS,
+    CALL,
+    '{"type": "function", "function": {"name": "',
+    '", "description": "',
+    '", "parameters": {',
+    '"additionalProperties": false, ',
+    '"properties": {',
+    '": {"title": "',
+    '", "type": "string"}',
+    '", "type": "integer"}',
+    '"required": [',
+    '"type": "object"',
+    '<tool_call>\n{"name": "',
+    '", "arguments": {',
+    '"}}\n</tool_call>',
+    "}}\n</tool_call>",
+    '", "',
+    '": "',
+    '": ',
+)
+"""What descriptions and calls of tools have in common, one token each: a tool takes 30 tokens to 60, not 280. With them
+the vocabulary fits into as many rows as without."""
+
+TEMPLATE = """\
+{%- set system = messages[0].content if messages and messages[0].role == 'system' else '' %}
+{%- if system or tools %}<|im_start|>system
+{{ system }}
+{%- if tools %}{{ '\\n\\n' }}@TOOLS@{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}@CALL@
 {%- endif %}<|im_end|>
 {% endif %}
 {%- for m in messages if m.role != 'system' %}<|im_start|>{{ 'user' if m.role == 'tool' else m.role }}
@@ -62,7 +91,7 @@ To call one, write
 {%- endfor %}<|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""
+{% endif %}""".replace("@TOOLS@", TOOLS).replace("@CALL@", CALL)
 """ChatML, tools in the style of Hermes and Qwen; renders as `quintain.testing.byte_tokenizer.ByteCodec` does.
 
 Turns are rendered as they were sampled, so that a conversation never rewrites its own past.
@@ -81,7 +110,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL))
-    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (*TAGS, *PHRASES)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,
