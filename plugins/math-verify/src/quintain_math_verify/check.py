@@ -11,6 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from . import sets, structure
+from .dates import moment
 from .expressions import Unreadable, equal, equal_values, expression, proportional
 from .literals import based, rational
 from .units import Quantity, quantity, same_dimensions
@@ -31,6 +32,8 @@ def same(gold: str, answer: str) -> bool:
         Unreadable: one of them cannot be read.
     """
     gold, answer = (_plain(t) for t in (gold, answer))
+    if gold.endswith("+C") and answer.endswith("+c"):  # the constant of integration
+        answer = f"{answer[:-1]}C"
     if gold == answer:
         return not _undefined(gold)
     for rule in _RULES:
@@ -45,7 +48,7 @@ def readable(gold: str) -> bool:
     gold = _plain(gold)
     if not gold:
         return False
-    if structure.words(gold) is not None or _choice(gold) or based(gold) or rational(gold) is not None:
+    if structure.words(gold) is not None or moment(gold) or _choice(gold) or based(gold) or rational(gold) is not None:
         return True
     try:
         return _parses(gold)
@@ -89,7 +92,8 @@ def _plain(text: str) -> str:
     text = re.split(r"\\(?:Rightarrow|Longrightarrow|therefore)(?![A-Za-z])", text)[-1].strip()
     if re.fullmatch(r"\{[^{}]*[:|][^{}]*\}", text):  # braces that were meant to be seen
         text = rf"\{{{text[1:-1]}\}}"
-    worded = sets.worded(structure.words(text))
+    words = structure.words(text)
+    worded = sets.worded(words) or structure.spoken_number(words)
     return structure.unwrapped(worded or text.strip())
 
 
@@ -129,6 +133,12 @@ def _choices(gold: str, answer: str) -> bool | None:
     return given[0] == reference[0]
 
 
+def _moments(gold: str, answer: str) -> bool | None:
+    """Half of the day and year are part of a time: without them it is another answer."""
+    a, b = moment(gold), moment(answer)
+    return None if a is None and b is None else a == b
+
+
 def _words(gold: str, answer: str) -> bool | None:
     """Words are compared as words, whatever their case; they are not products of their letters."""
     a, b = structure.words(gold), structure.words(answer)
@@ -141,7 +151,10 @@ def _words(gold: str, answer: str) -> bool | None:
             return None
     if a == b:
         return True
-    listed = [sorted(filter(None, (structure.words(i) or i for i in structure.items(t)))) for t in (gold, answer)]
+    if {"and", "or"} <= {*a.split(), *b.split()} and ("or" in a.split()) != ("or" in b.split()):
+        return False  # "both" is not "one of them"
+    plain = (re.sub(r"\\text\{([^{}]*)\}", r" \1 ", t) for t in (gold, answer))
+    listed = [sorted(filter(None, (structure.words(i) or i for i in structure.items(t)))) for t in plain]
     return listed[0] == listed[1] and len(listed[0]) > 1
 
 
@@ -149,7 +162,8 @@ def _modulo(gold: str, answer: str) -> bool | None:
     a, b = _MODULO.fullmatch(gold), _MODULO.fullmatch(answer)
     if a is None or b is None:
         return None
-    if a[3] != b[3] or (a[1] and b[1] and a[1] != b[1]):
+    left, right = ((m[1] or "").strip() for m in (a, b))
+    if a[3] != b[3] or (left and right and left != right):
         return False
     try:
         return (int(a[2]) - int(b[2])) % int(a[3]) == 0
@@ -213,6 +227,8 @@ def _lists(gold: str, answer: str) -> bool | None:
         return None
     if a is None or b is None:
         return _list_and_other(gold, answer, a, b)
+    if _interval(gold) and structure.bracketed(_value(answer)) is None:
+        return False  # its two ends are not its elements
     (kind_a, list_a), (kind_b, list_b) = a, b
     named_a, named_b = _assignments(list_a), _assignments(list_b)
     if named_a and named_b:
@@ -229,6 +245,11 @@ def _lists(gold: str, answer: str) -> bool | None:
             ordered_b = [named_b[k] for k in sorted(named_b)]
         return len(ordered_a) == len(ordered_b) and all(same(x, y) for x, y in zip(ordered_a, ordered_b, strict=True))
     return _same_elements(_values(list_a), _values(list_b))
+
+
+def _interval(text: str) -> bool:
+    pair = structure.bracketed(_value(text))
+    return pair is not None and (pair[0] == "[" or pair[2] == "]") and len(structure.items(pair[1])) == 2
 
 
 def _list_and_other(
@@ -354,7 +375,7 @@ def _same_name(a: str, b: str) -> bool:
     if a == b or "=" in (a, b) or r"\text" in a or r"\text" in b:
         return True
     plain = {re.sub(r"[{}\s\\]", "", n) for n in (a, b)}
-    return len(plain) == 1 or (any(n == "y" for n in plain) and any(re.fullmatch(r"[a-z]\([a-z]\)", n) for n in plain))
+    return (len({_as_symbol(n) for n in plain}) == 1 and "y" in {n.rstrip("'") for n in plain}) or len(plain) == 1
 
 
 def _numeric(text: str) -> bool:
@@ -377,8 +398,9 @@ def _difference(members: list[str]) -> object:
 
 
 def _as_symbol(text: str) -> str:
-    """``f(x)`` on its own is a dependent variable."""
-    return "y" if re.fullmatch(r"[a-z]\([a-z]\)", text) else text
+    """``f(x)`` on its own is a dependent variable, and ``f'(x)`` is its derivative."""
+    function = re.fullmatch(r"[a-z]('*)\([a-z]\)", text)
+    return f"y{function[1]}" if function else text
 
 
 def _inequalities(a: list[str], signs_a: list[str], b: list[str], signs_b: list[str]) -> bool:
@@ -453,5 +475,5 @@ def _scaled(a: Quantity, b: Quantity) -> bool:
 
 
 _RULES: tuple[Rule, ...] = (
-    _based, _choices, _words, _modulo, _matrices, _sets, _lists, _relations, _ratios, _quantities,
+    _based, _choices, _moments, _words, _modulo, _matrices, _sets, _lists, _relations, _ratios, _quantities,
 )  # fmt: skip

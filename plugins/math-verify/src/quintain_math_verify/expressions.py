@@ -9,6 +9,7 @@ from typing import Any
 
 import sympy
 from latex2sympy2_extended import latex2sympy  # type: ignore[import-untyped]
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig  # type: ignore[import-untyped]
 from math_verify import verify  # type: ignore[import-untyped]
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own clock is off, which is the point
@@ -18,6 +19,9 @@ DIGITS = 40
 
 _POINTS = ((17, 10), (29, 41), (-23, 13), (-7, 19), (311, 97))
 """Rationals at which expressions with variables are compared: above and below 1, and negative."""
+
+_CASED = ConversionConfig(lowercase_symbols=False)
+"""``A`` and ``a`` are two variables, as in "triangle with sides a and area A"."""
 
 _DECIMAL = re.compile(r"(?<![\d.])(\d*)\.(\d+)")
 
@@ -36,11 +40,14 @@ def expression(text: str) -> Any:
     if r"\text" in text or not text or "?" in text or re.search(r"(?<![\\A-Za-z])[A-Za-z]{4,}", text):
         raise Unreadable(text)
     source = _DECIMAL.sub(_exact, text)
+    source = re.sub(r"([A-Za-z])('+)", lambda m: f"{m[1]}_{{{'p' * len(m[2])}}}", source)  # the parser drops primes
     source = re.sub(r"(\d+|\))\^\{?\\circ\}?", r"\1\\cdot\\frac{\\pi}{180}", source)
     source = re.sub(r"(?<![\w^.])(\d+|\)|\\pi)\(", r"\1\\cdot(", source)  # the parser takes 2(3) for a mixed number
     source = re.sub(r"\\cdot\s*\\cdot", r"\\cdot", source)
     try:
-        value = latex2sympy(source, is_real=True, convert_degrees=False, normalization_config=None)
+        value = latex2sympy(
+            source, is_real=True, convert_degrees=False, normalization_config=None, conversion_config=_CASED
+        )
     except (RecursionError, MemoryError):  # of the process, not of the text
         raise
     except Exception as e:  # whatever the parser fails on is no expression
@@ -71,7 +78,7 @@ def equal_values(a: Any, b: Any) -> bool:
         if not (isinstance(a, sympy.MatrixBase) and isinstance(b, sympy.MatrixBase)) or a.shape != b.shape:
             return False
         return all(equal_values(x, y) for x, y in zip(a.flat(), b.flat(), strict=True))
-    if any(isinstance(x, (sympy.core.relational.Relational, sympy.logic.boolalg.Boolean)) for x in (a, b)):
+    if any(isinstance(x, sympy.logic.boolalg.Boolean) and not x.is_Symbol for x in (a, b)):  # symbols are, too
         return bool(a == b)
     undefined = (sympy.nan, sympy.zoo)
     a, b = _evaluated(a), _evaluated(b)

@@ -18,6 +18,8 @@ _ANSWER_CLOSED = re.compile(r"(?i)</\s*answer\s*>|<\|end_of_solution\|>")
 _BRACE = re.compile(r"\\f?box(?:ed)?\s*\{|\\boxed[ \t](?P<bare>[-+]?[0-9A-Za-z.]+)(?=[\s$.,]|$)|\\.|[{}]", re.DOTALL)
 _MARKER = re.compile(
     r"(?i)####|\b(?:final\s+)?(?:answer|result|solution)\s*\**\s*(?:is\s*:|is\b|:|=)|\banswer\s*(?=\$|\\[(\[])"
+    r"|^[#*\s]*(?:the\s+)?final\s+answer[\s*:]*\n",
+    re.MULTILINE,
 )
 _TRAILER = re.compile(r"(?i)[\s.]*i hope (?:it|this) is correct[\s.!]*$|<\|[a-z_]+\|>\s*$|</s>\s*$")
 _SPACING = re.compile(r"\\(?:q?quad(?![A-Za-z])|[,;:! \[\]()]|text\w*(?=\{))")

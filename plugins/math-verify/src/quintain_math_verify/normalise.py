@@ -19,6 +19,9 @@ _WRAP = re.compile(
     r"\\(?:mathrm|mathbf|mathit|mathsf|mathtt|mathnormal|rm|bf|it|operatorname\*?|pmb|vec|hat|widehat|mathop)\s*\{([^{}]*)\}"
 )
 _TEXT = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal|sc|up|md)?|mbox|hbox|textnormal|emph)\s*\{([^{}]*)\}")
+_INTRODUCTION = re.compile(
+    r"(?i)^\s*\\text\{\s*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+)?(?:answer|result)\s*(?:is|:|is\s*:)\s*\}"
+)
 _NAME = re.compile(r"\\[A-Za-z]+(?:\{i\})?")
 _FUNCTIONS = "arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|max|min|gcd|lcm"
 _PLAIN_FUNCTION = re.compile(rf"(?<![\\A-Za-z])({_FUNCTIONS})(?![A-Za-z])")
@@ -115,6 +118,9 @@ def _styles(text: str) -> str:
     text = _SPACE.sub(" ", re.sub(r"(?<!\\)\\,", " ", text))
     text = _NAME.sub(lambda m: COMMANDS.get(m[0], m[0]), text)
     text = re.sub(r"\\not\s*=", r"\\ne ", text)
+    text = re.sub(r"\^\s*\{?\s*((?:\\prime(?![A-Za-z])\s*)+)\}?", lambda m: "'" * m[1].count("p"), text)
+    text = re.sub(r"\\log_\s*\{?\s*e\s*\}?(?![A-Za-z])", r"\\ln ", text)
+    text = re.sub(r"\\log_([2-9])(\d+)(?=$|[^\d\s({\\A-Za-z])", r"\\log_{\1}{\2}", text)  # a subscript is one token
     return re.sub(
         r"\{\s*((?:[^{}]|\{[^{}]*\})+?)\s*\\over(?![A-Za-z])\s*((?:[^{}]|\{[^{}]*\})+?)\s*\}", r"\\frac{\1}{\2}", text
     )
@@ -141,6 +147,7 @@ def _texts(text: str) -> str:
 
     text = _WRAP.sub(unwrapped, text)
     text = re.sub(r"\\(?:mathrm|mathbf|mathit|operatorname|vec|hat)\s+([A-Za-z])(?![A-Za-z])", r"\1", text)
+    text = _INTRODUCTION.sub("", text)
     text = re.sub(r"\^\s*\{?\s*\\text\w*\{\s*(?:st|nd|rd|th)\s*\}\s*\}?", "", text)
     return _TEXT.sub(content, text)
 
@@ -201,7 +208,8 @@ def _calls(text: str, name: str, change: Callable[[str], str]) -> str:
 
 
 def _numbers(text: str) -> str:
-    text = text.replace("{,}", "")
+    text = text.replace("{,}", "").replace("{:}", ":")
+    text = re.sub(r"^\s*(\d+)\s*(?:\\text\{\s*)?(?:st|nd|rd|th)\s*\}?\s*$", r"\1", text)
     text = (
         re.sub(r"(?<![\d.])(\d{1,3})((?:,\s?\d{3})+)(?![\d])(?=[^,]*$)", _thousands, text)
         if _plain_commas(text)

@@ -26,6 +26,7 @@ _NUMBER_SETS = {
     r"\emptyset": sympy.S.EmptySet,
     r"\{\}": sympy.S.EmptySet,
 }
+_NUMBER_SETS |= {name: _NUMBER_SETS[rf"\mathbb{{{name}}}"] for name in "RZNQ"}  # bold or plain, beside another set
 _ORDER = {"<": ("<", False), ">": (">", False), r"\le": ("<", True), r"\ge": (">", True)}
 _SIMPLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?")
 
@@ -115,7 +116,7 @@ def _condition(text: str) -> Any | None:
     parts = [p for p in joined[0::4] if p and p.strip()]
     joins = {j.strip() for k in (1, 2, 3) for j in joined[k::4] if j}
     if len(parts) > 1 and r"\in" not in text:
-        sets = [_condition(p) for p in parts]
+        sets = [_value(p) or _condition(p) for p in parts]
         if any(s is None for s in sets) or len({_variable(p) for p in parts}) != 1:
             return None
         union = bool(joins & {"or", r"\lor"})
@@ -133,6 +134,15 @@ def _condition(text: str) -> Any | None:
             return None
         result = result & one
     return result
+
+
+def _value(text: str) -> Any | None:
+    """The one element of ``x=1``, a part of a condition such as ``x=1`` or ``x>2``."""
+    members, signs = relation(text)
+    if signs != ["="] or not _SIMPLE.fullmatch(members[0]):
+        return None
+    value = expression(_signed(members[1]))
+    return None if value.free_symbols else sympy.FiniteSet(value)
 
 
 def _variable(text: str) -> str:

@@ -35,6 +35,19 @@ _NAME = re.compile(
 )
 
 
+_DENIALS = frozenset(
+    "not no nor neither isn't wrong incorrect false true never anything everything but except other than if unless "
+    "maybe perhaps possibly nan none null undefined cannot".split()
+)
+"""Words that make of a name a statement: in "not = 5" nothing is 5."""
+_SAME_WORDS = {"dne": "does not exist"}
+_UNITS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+).split()
+_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+
+
 def tokens(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
@@ -99,7 +112,11 @@ def relation(text: str) -> tuple[list[str], list[str]]:
 
 def is_name(text: str) -> bool:
     """Whether *text* names a quantity: a symbol, a function of symbols, a length, words."""
-    return bool(_NAME.fullmatch(text.strip())) and text.strip() not in ("e", "i")
+    text = text.strip()
+    if not _NAME.fullmatch(text) or text in ("e", "i"):
+        return False
+    worded = text.startswith(r"\text") or re.fullmatch("[A-Za-z ]{3,}", text)  # and not the length NO
+    return not worded or _DENIALS.isdisjoint(re.findall(r"[a-z']+", text.lower().replace(r"\text", " ")))
 
 
 def words(text: str) -> str | None:
@@ -116,7 +133,18 @@ def words(text: str) -> str | None:
     if re.fullmatch(r"[A-Za-z]", plain):
         return None
     low = re.sub(r"[^a-z ]", " ", plain.lower())
-    return " ".join(w for w in low.split() if w not in ("the", "a", "an")) or " ".join(low.split())
+    kept = " ".join(w for w in low.split() if w not in ("the", "a", "an")) or " ".join(low.split())
+    return _SAME_WORDS.get(kept, kept)
+
+
+def spoken_number(text: str | None) -> str | None:
+    """The digits of a number below 100 in words ("twenty one"); ``None`` for other words."""
+    if text in _UNITS:
+        return str(_UNITS.index(text))
+    tens, _, unit = (text or "").partition(" ")
+    if tens not in _TENS or (unit and unit not in _UNITS[1:10]):
+        return None
+    return str(20 + 10 * _TENS.index(tens) + (_UNITS.index(unit) if unit else 0))
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:

@@ -57,8 +57,16 @@ _SPEEDS = {"mph": ("mile", "hour"), "kph": ("km", "hour"), "kmh": ("km", "hour")
 _SHORT = {"m", "s", "g", "h", "L", "l", "N", "J", "W", "V", "A", "K"}
 _HEDGES = frozenset(
     "or and not is isn't no maybe perhaps either neither nor approximately about roughly if wrong incorrect correct "
-    "than more less least most unless but almost nearly otherwise to from between the answer equals equal".split()
+    "than more less least most unless but almost nearly otherwise to from between the answer equals equal "
+    "true false half halves double twice triple factorial minus plus times negative modulo mod choose divided "
+    "multiplied zero one two three four five six seven eight nine ten".split()
 )
+"""Words that deny the number, or make another number of it: no unit has them."""
+_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SCALE = re.compile(
+    rf"(?i)(?<=[\d}})])\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})s?(?![A-Za-z])(?P<rest>[^{{}}]*)(?P<end>\}}?)"
+)
+_DEGREES = re.compile(r"(?i)\s*(?:\\text\{\s*)?\bdegrees?\s+(?:(c)(?:elsius)?|(f)(?:ahrenheit)?)\b\s*\}?$")
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _PLAIN = re.compile(
     r"(?<=[\d})])\s*([A-Za-z]{2,}(?:\s*(?:/|per)\s*[A-Za-z]+)?(?:\s*\^\{?[-\d]+\}?)?(?: [A-Za-z]+){0,3})$"
@@ -89,6 +97,8 @@ class Quantity:
 
 def quantity(text: str) -> Quantity | None:
     """*text* as a number and its unit; ``None`` where words around the number are no unit, such as "5 or so"."""
+    text = _DEGREES.sub(lambda m: rf"^\circ\text{{{'C' if m[1] else 'F'}}}", text)
+    text = re.sub(r"(\\text\{[^{}]*\})/([A-Za-z])$", r"\1/\\text{\2}", text)  # upright letters are units
     leading = _LEADING.match(text)
     if leading:
         rest = leading[1] + text[leading.end() :].strip()
@@ -97,6 +107,12 @@ def quantity(text: str) -> Quantity | None:
         if tail is None or (tail.dimensions and tail.dimensions != dimensions):
             return None
         return Quantity(tail.value, dimensions, factor, tail.percent)
+    scale = _SCALE.search(text)
+    if scale:
+        words = scale["rest"].strip()
+        number = rf"({text[: scale.start()]})\cdot10^{{{_SCALES[scale[1].lower()]}}}"
+        named = rf"\text{{{words}}}" if words else ""
+        return quantity(number + (named if scale["end"] else words) + text[scale.end() :])
     if text.endswith(r"\%"):
         return Quantity(text[:-2].strip(), percent=True)
     degrees = re.fullmatch(r"(.*[\d})])\^\{?\\circ\}?(?:\s*(?:\\text\{)?([CFK])\}?)?", text)
@@ -139,6 +155,8 @@ def _words(text: str) -> list[tuple[str, int]] | None:
             exponent = 2 if word.lower().startswith("sq") else 3
             if word.lower().endswith("ed") and found:
                 found[-1] = (found[-1][0], found[-1][1] * exponent)
+            elif word.lower().endswith("ed"):
+                return None  # of the number
             else:
                 power = exponent
             continue
@@ -182,4 +200,6 @@ def same_dimensions(a: Quantity, b: Quantity) -> bool:
         return True
     named = [{k for k, _ in q.dimensions} for q in (a, b)]
     unknown = all(k.startswith("'") for names in named for k in names)
-    return unknown and (named[0] <= named[1] or named[1] <= named[0])
+    powers = [dict(q.dimensions) for q in (a, b)]
+    agree = all(powers[0][name] == powers[1][name] for name in named[0] & named[1])  # square units are not cubic ones
+    return unknown and agree and (named[0] <= named[1] or named[1] <= named[0])
