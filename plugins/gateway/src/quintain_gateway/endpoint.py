@@ -1,0 +1,184 @@
+"""The endpoint of one episode: its threads, its requests in flight, its failures."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from quintain import InfrastructureError, LimitReached, Message
+from quintain.errors import EnvironmentFault, UsageError
+
+from .errors import ApiError
+from .request import Answer, Policy, TurnRequest
+from .threads import Thread, Threads
+
+_LIMITS = {
+    "context": ("context_length_exceeded", "the conversation is longer than the context of the model"),
+    "turns": ("turn_limit_reached", "the episode may take no more turns"),
+    "tokens": ("token_limit_reached", "the episode may sample no more tokens"),
+}
+
+
+class Endpoint:
+    """What an agent talks to.
+
+    Attributes:
+        base_url: of the API, up to and including ``/v1``.
+        api_key: 128 random bits; valid until the endpoint ends.
+        failure: an error of ours that some request met and no later one repaired.
+        limit: the limit that a request met first.
+        requests: that were answered or refused.
+    """
+
+    def __init__(self, policy: Policy, base_url: str, api_key: str, *, concurrency: int, queue: int) -> None:
+        self.base_url, self.api_key = base_url, api_key
+        self.limit: LimitReached | None = None
+        self.requests = 0
+        self.closed = False
+        self.last_used = asyncio.get_running_loop().time()
+        self.histories: dict[str, tuple[Message, ...]] = {}  # by the id of a response (Responses API)
+        self._threads = Threads(policy)
+        self._failures: dict[Thread, BaseException] = {}
+        self._room = asyncio.Semaphore(concurrency)
+        self._waiting, self._queue = 0, queue
+        self._tasks: set[asyncio.Task[list[Answer]]] = set()
+        self._calls: dict[str, str] = {}  # ids as the agent knows them -> as the conversation does
+        # A reproducible engine tells live episodes apart by a variable of this context.
+        self._context = contextvars.copy_context()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that OpenAI's clients, and most frameworks, read."""
+        return {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_BASE": self.base_url, "OPENAI_API_KEY": self.api_key}
+
+    @property
+    def failure(self) -> BaseException | None:
+        return next(iter(self._failures.values()), None)
+
+    @property
+    def threads(self) -> int:
+        """Number of separate conversations so far."""
+        return self._threads.count
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are in flight."""
+        return bool(self._tasks)
+
+    async def submit(self, request: TurnRequest) -> list[Answer]:
+        """The ``request.n`` answers to a request. Cancelling the call cancels their sampling.
+
+        Raises:
+            ApiError: what the agent is told instead.
+        """
+        if self.closed:
+            raise over()
+        if self._waiting >= self._queue:
+            message = f"{self._waiting} requests of this episode are in flight; expected at most {self._queue}"
+            raise ApiError(429, "too_many_requests", message, retry=True)
+        loop = asyncio.get_running_loop()
+        self.requests += 1
+        self._waiting += 1
+        task = loop.create_task(self._answers(request), context=self._context.copy())
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.closed and not _cancelled_itself():
+                raise over() from None
+            raise
+        finally:
+            self._tasks.discard(task)
+            self._waiting -= 1
+            self.last_used = loop.time()
+
+    async def close(self) -> None:
+        """Cancel the requests in flight and refuse later ones."""
+        self.closed = True
+        tasks = [t for t in self._tasks if t is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _answers(self, request: TurnRequest) -> list[Answer]:
+        # Threads are chosen before anything waits, in the order in which requests arrive.
+        messages = [self._as_known(m) for m in request.messages]
+        threads: list[Thread] = []
+        try:
+            threads += [self._threads.take(messages) for _ in range(request.n)]
+            if request.n == 1:
+                return [await self._answer(threads[0], request)]
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._answer(t, request)) for t in threads]
+            return [t.result() for t in tasks]
+        except BaseExceptionGroup as failed:
+            raise next((e for e in failed.exceptions if isinstance(e, ApiError)), failed.exceptions[0]) from failed
+        finally:
+            for thread in threads:
+                self._threads.release(thread)
+
+    async def _answer(self, thread: Thread, request: TurnRequest) -> Answer:
+        """One turn of *thread*; whatever fails becomes an answer to the agent, and is remembered if it is ours."""
+        try:
+            async with self._room:
+                answer = await thread.player.turn(request)
+        except LimitReached as e:
+            self.limit = self.limit or e
+            code, message = _LIMITS.get(e.limit, (f"{e.limit}_limit_reached", "a limit is reached"))
+            raise ApiError(400, code, f"{message} ({e})", param="messages" if e.limit == "context" else None) from e
+        except UsageError as e:  # the template refuses the agent's messages: not an error of the recipe
+            raise ApiError(400, "unsupported_messages", str(e), param="messages") from e
+        except InfrastructureError as e:
+            self._failures[thread] = e
+            raise ApiError(503, "engine_failure", f"the engine failed: {e}", retry=True) from e
+        except EnvironmentFault as e:
+            self._failures[thread] = e
+            raise ApiError(400, "episode_fault", str(e)) from e
+        except Exception as e:
+            self._failures[thread] = e
+            logging.getLogger(__name__).exception("a turn failed")
+            raise ApiError(500, "internal_error", f"{type(e).__name__}: {e}") from e
+        self._failures.pop(thread, None)
+        answer = self._with_ids(answer, thread, request)
+        self._threads.answered(thread, Message("assistant", answer.text, calls=answer.turn.calls))
+        return answer
+
+    def _with_ids(self, answer: Answer, thread: Thread, request: TurnRequest) -> Answer:
+        """The answer as the agent sees it: readable calls with ids that are unique in the episode.
+
+        What is no readable call, or was not allowed, stays text: the agent sees what the policy wrote.
+        """
+        turn = answer.turn
+        calls = tuple(c for c in turn.calls if not c.error and c.name) if request.calls_allowed else ()
+        if turn.calls and not calls:
+            thought = turn.text.find("</think>") + len("</think>") if turn.reasoning else 0
+            return replace(answer, turn=replace(turn, calls=(), reply=turn.text[thought:].strip()))
+        renamed = []
+        for i, call in enumerate(calls):
+            name = f"call_{thread.name}_{thread.turns + 1}_{i}"
+            self._calls[name] = call.id
+            renamed.append(replace(call, id=name))
+        return replace(answer, turn=replace(turn, calls=tuple(renamed)))
+
+    def _as_known(self, message: Message) -> Message:
+        """*message* with the ids that the conversation has."""
+        known: Mapping[str, str] = self._calls
+        if message.call_id in known:
+            return replace(message, call_id=known[message.call_id])
+        if any(c.id in known for c in message.calls):
+            return replace(message, calls=tuple(replace(c, id=known.get(c.id, c.id)) for c in message.calls))
+        return message
+
+
+def over() -> ApiError:
+    """410: the episode has ended."""
+    return ApiError(410, "episode_over", "the episode that this key belongs to has ended")
+
+
+def _cancelled_itself() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,100 @@
+"""Conversations straight with an engine, outside of episodes: what `quintain serve` answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from quintain import LimitReached, Message, Sampled, Sampling, TokenEngine, Transcript
+from quintain.training import Conversation, derived_seed, parse, stops
+
+from .request import Answer, Token, TurnRequest
+
+Observer = Callable[[str, Sampled, Sampling], None]
+"""Called with the name of a conversation, a turn and its settings."""
+
+
+class EnginePolicy:
+    """Opens conversations with *engine*.
+
+    Args:
+        sampling: of a turn whose request says nothing else.
+        heed: take temperature, top_p and seed of requests.
+        observe: called with every turn.
+    """
+
+    def __init__(
+        self, engine: TokenEngine, sampling: Sampling, *, heed: bool = True, observe: Observer | None = None
+    ) -> None:
+        self.engine, self.sampling, self.heed, self.observe = engine, sampling, heed, observe
+        self.players: dict[str, EnginePlayer] = {}
+
+    def player(self, name: str) -> EnginePlayer:
+        self.players[name] = EnginePlayer(self, name)
+        return self.players[name]
+
+    def transcripts(self) -> dict[str, Transcript]:
+        """The exact tokens of each conversation, by name."""
+        return {name: player.transcript() for name, player in self.players.items()}
+
+
+class EnginePlayer:
+    """One conversation with an engine."""
+
+    def __init__(self, policy: EnginePolicy, name: str) -> None:
+        self._policy, self._name = policy, name
+        self._conversation = Conversation(policy.engine.tokenizer)
+        self._history: list[Message] = []
+        self._ends: list[int] = []  # messages at the end of each turn
+
+    def add(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            self._conversation.add(message)
+        self._history.extend(messages)
+
+    async def turn(self, request: TurnRequest) -> Answer:
+        engine, conversation = self._policy.engine, self._conversation
+        if request.tools:
+            conversation.tools = request.tools
+        ids = conversation.prompt()
+        if len(ids) >= engine.context:
+            raise LimitReached("context", f"the prompt has {len(ids)} tokens, the context holds {engine.context}")
+        sampling = self._sampling(request)
+        sampled = await engine.sample(ids, stops(engine.tokenizer, sampling))
+        text = conversation.add_sampled(sampled)
+        if self._policy.observe is not None:
+            self._policy.observe(self._name, sampled, sampling)
+        turn = parse(text, tools=bool(request.tools), finish=sampled.finish, tokens=sampled.tokens)
+        self._history.append(Message("assistant", text))
+        self._ends.append(len(self._history))
+        wanted = request.logprobs or request.token_ids
+        pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()
+        return Answer(
+            turn=turn,
+            prompt=len(ids),
+            sampled=sampled.tokens,
+            tokens=tuple(Token(id=i, logp=logp, text=engine.tokenizer.decode([i])) for i, logp in pairs),
+            prompt_ids=tuple(ids) if request.token_ids else (),
+            version=sampled.versions[-1] if sampled.versions else engine.version,
+        )
+
+    def fork(self, name: str, turns: int) -> EnginePlayer:
+        other = self._policy.player(name)
+        other._conversation.tools = self._conversation.tools
+        other.add(self._history[: self._ends[turns - 1]])
+        return other
+
+    def transcript(self) -> Transcript:
+        return self._conversation.transcript(self._policy.engine.name, self._policy.sampling.temperature)
+
+    def _sampling(self, request: TurnRequest) -> Sampling:
+        seed = derived_seed(self._policy.sampling.seed, self._name, len(self._ends))
+        changes: dict[str, Any] = {"seed": None if self._policy.sampling.seed is None else seed}
+        if self._policy.heed:
+            changes |= request.sampling
+        if request.max_tokens is not None:
+            most = self._policy.sampling.max_tokens
+            changes["max_tokens"] = min(request.max_tokens, most or request.max_tokens)
+        if request.stop:
+            changes["stop"] = (*self._policy.sampling.stop, *request.stop)
+        return self._policy.sampling.replace(**changes)

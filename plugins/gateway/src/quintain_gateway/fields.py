@@ -1,0 +1,183 @@
+"""Reads the fields that both APIs share; every fault of a request is an `ApiError` that names its field."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from quintain import Message, ToolCall, ToolSpec
+
+from .errors import invalid, unsupported
+
+DEEPEST = 64
+"""Levels of objects and lists in a request, at most."""
+MOST_REPLIES = 64
+"""Of ``n``."""
+MOST_STOPS = 16
+_PIECES = 64
+_NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,256}\Z")
+_REPLACED = {"temperature": "temperature", "top_p": "top_p", "seed": "seed"}
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """The JSON object in a body. Lone surrogates, which no tokenizer can encode, become question marks."""
+    try:
+        text = data.decode()
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError) as e:
+        raise invalid(f"the body is not JSON: {e}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise invalid(f"the body is a JSON {type(value).__name__}; expected an object", code="invalid_json")
+    level: list[Any] = [value]
+    for _ in range(DEEPEST):
+        level = [v for x in level for v in (x.values() if isinstance(x, dict) else x if isinstance(x, list) else ())]
+        if not level:
+            return value
+    raise invalid(f"the body has more than {DEEPEST} levels", code="invalid_json")
+
+
+def get(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any, where: str = "") -> Any:
+    """The field *name*, or *default* where it is missing or null."""
+    value = body.get(name)
+    if value is None:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        expected = " or ".join(k.__name__ for k in kinds)
+        raise invalid(f"{where}{name} is {_shown(value)}; expected {expected}", f"{where}{name}", "invalid_type")
+    return value
+
+
+def positive(body: Mapping[str, Any], name: str, most: int | None = None) -> int | None:
+    """A whole number from 1 up, or ``None``."""
+    value = get(body, name, int, None)
+    if value is not None and not 1 <= value <= (most or value):
+        raise invalid(f"{name} is {value}; expected 1{f' to {most}' if most else ' or more'}", name)
+    return value if value is None else int(value)
+
+
+def text_of(content: Any, where: str) -> str:
+    """Text of a message: a string, null, or a list of text parts."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise invalid(f"{where} is {_shown(content)}; expected text or a list of parts", where, "invalid_type")
+    out: list[str] = []
+    for i, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "input_text", "output_text", "refusal"):
+            raise unsupported(f"{where}[{i}]", f"{where}[{i}] is a part of type {_shown(kind)}; only text is supported")
+        value = part.get("refusal" if kind == "refusal" else "text")
+        if not isinstance(value, str):
+            raise invalid(f"{where}[{i}].text is {_shown(value)}; expected text", f"{where}[{i}]", "invalid_type")
+        out.append(value)
+    return "".join(out)
+
+
+def call_of(name: Any, arguments: Any, call_id: Any, where: str) -> ToolCall:
+    """A call of the history. Arguments that are no JSON object are kept as text, as a fault of the call."""
+    if not isinstance(name, str) or not isinstance(call_id, str | None):
+        raise invalid(f"{where} needs a name and an id of text", where, "invalid_type")
+    value = arguments
+    if isinstance(arguments, str):
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+    if not isinstance(value, dict):
+        return ToolCall(name=name, id=call_id or "", error=str(arguments))
+    return ToolCall(name=name, arguments=value, id=call_id or "")
+
+
+def named(messages: Iterable[Message]) -> tuple[Message, ...]:
+    """*messages* with the name of the tool in each tool message, from the call that it answers."""
+    names: dict[str, str] = {}
+    out: list[Message] = []
+    for m in messages:
+        names |= {c.id: c.name for c in m.calls if c.id}
+        known = m.role == "tool" and not m.name and m.call_id in names
+        out.append(replace(m, name=names[m.call_id]) if known else m)
+    return tuple(out)
+
+
+def tool_of(function: Any, where: str) -> ToolSpec:
+    """A function tool."""
+    if not isinstance(function, dict):
+        raise invalid(f"{where} is {_shown(function)}; expected an object", where, "invalid_type")
+    name = get(function, "name", str, "", f"{where}.")
+    if not _NAME.match(name):
+        raise invalid(f"{where}.name is {_shown(name)}; expected letters, digits, _ . : / or -", f"{where}.name")
+    parameters = get(function, "parameters", dict, None, f"{where}.")
+    description = get(function, "description", str, "", f"{where}.")
+    about = {} if parameters is None else {"parameters": parameters}
+    return ToolSpec(name=name, description=description, **about)
+
+
+def distinct(tools: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
+    """*tools*, whose names must differ."""
+    names = [t.name for t in tools]
+    twice = next((n for n in names if names.count(n) > 1), None) if len(set(names)) < len(names) else None
+    if twice is not None:
+        raise invalid(f"two tools have the name {twice!r}", "tools")
+    return tuple(tools)
+
+
+def calls_allowed(choice: Any) -> bool:
+    """Whether ``tool_choice`` lets the policy call tools.
+
+    ``required`` and a named function are taken as ``auto``: nothing can force a policy whose tokens are trained.
+    """
+    if not isinstance(choice, str | dict | None):
+        raise invalid(f"tool_choice is {_shown(choice)}; expected text or an object", "tool_choice", "invalid_type")
+    if isinstance(choice, str) and choice not in ("auto", "none", "required"):
+        raise invalid(f"tool_choice is {choice!r}; expected auto, none, required or a function", "tool_choice")
+    return choice != "none"
+
+
+def sampling_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Sampling` that a request may set, where its engine is not trained."""
+    ranges = {"temperature": (0, 2), "top_p": (0, 1)}
+    found: dict[str, Any] = {}
+    for name, to in _REPLACED.items():
+        value = get(body, name, int if name == "seed" else (int, float), None)
+        if value is None:
+            continue
+        low, high = ranges.get(name, (value, value))
+        if not low <= value <= high:
+            raise invalid(f"{name} is {value}; expected {low} to {high}", name)
+        found[to] = value
+    return found
+
+
+def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """``stop``: a text or several."""
+    stop = get(body, "stop", (str, list), [])
+    stops = [stop] if isinstance(stop, str) else stop
+    if len(stops) > MOST_STOPS or not all(isinstance(s, str) for s in stops):
+        raise invalid(f"stop is {_shown(stop)}; expected a text or up to {MOST_STOPS}", "stop")
+    return tuple(s for s in stops if s)
+
+
+def refuse(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Refuse a request that sets a field of *reasons* to more than nothing."""
+    for name, reason in reasons.items():
+        if body.get(name) not in (None, False, 0, [], {}):
+            raise unsupported(name, f"{name} is not supported: {reason}")
+
+
+def pieces(text: str) -> list[str]:
+    """*text* in a few parts, for a stream."""
+    size = max(16, -(-len(text) // _PIECES))
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 100 else text[:97] + "..."

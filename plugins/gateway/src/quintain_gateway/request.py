@@ -1,0 +1,98 @@
+"""A request of an agent in either API, and the answer of the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from quintain import Message, ToolSpec, Turn
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnRequest:
+    """What an agent asks of the policy.
+
+    Attributes:
+        messages: the whole conversation; tool messages carry the name of their tool where a call with their id is seen.
+        tools: offered.
+        calls_allowed: false for ``tool_choice = "none"``: calls in the reply are left as text.
+        n: number of replies.
+        max_tokens, stop: of each reply.
+        sampling: temperature, top_p and seed, as far as they were given; only an engine that is not trained heeds them.
+        logprobs, top_logprobs, token_ids: what is reported of the reply's tokens.
+        stream, stream_usage: in parts, and with a last part that has the usage.
+        model: as the agent calls it.
+    """
+
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    calls_allowed: bool = True
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    logprobs: bool = False
+    top_logprobs: int = 0
+    token_ids: bool = False
+    stream: bool = False
+    stream_usage: bool = False
+    model: str = "default"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Token:
+    """A sampled token as clients see it: its text and bytes where a tokenizer is at hand."""
+
+    id: int
+    logp: float
+    text: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """A turn of the policy.
+
+    Attributes:
+        turn: its calls have ids that are unique in the episode.
+        prompt: tokens before the turn.
+        tokens: the sampled tokens; empty unless asked for.
+        prompt_ids: ids of the prompt; empty unless asked for.
+        sampled: their number.
+        version: of the weights that sampled the last token; ``None`` where the engine keeps no tokens.
+    """
+
+    turn: Turn
+    prompt: int = 0
+    sampled: int = 0
+    tokens: tuple[Token, ...] = ()
+    prompt_ids: tuple[int, ...] = ()
+    version: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The reply as agents see it."""
+        return self.turn.reply
+
+
+class Player(Protocol):
+    """One conversation with the policy, which keeps the exact tokens."""
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Append messages to the conversation."""
+
+    async def turn(self, request: TurnRequest) -> Answer:
+        """Sample the next turn, with the tools and settings of *request*.
+
+        A turn that failed or was cancelled leaves the conversation as it was before; the next call samples it again.
+        """
+
+    def fork(self, name: str, turns: int) -> Player:
+        """A new conversation that begins with the exact tokens of this one up to the end of its first *turns* turns."""
+
+
+class Policy(Protocol):
+    """Opens conversations."""
+
+    def player(self, name: str) -> Player:
+        """A new, empty conversation; the seeds of its turns depend on *name*."""

@@ -1,0 +1,217 @@
+"""The responses API: requests, responses and streams as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, MutableMapping
+from typing import Any
+
+from quintain import Message, ToolCall, ToolSpec
+
+from .chat import arguments_of, logprob_of
+from .errors import ApiError, invalid, unsupported
+from .fields import (
+    call_of,
+    calls_allowed,
+    distinct,
+    get,
+    named,
+    pieces,
+    positive,
+    refuse,
+    sampling_of,
+    text_of,
+    tool_of,
+)
+from .request import Answer, TurnRequest
+
+MOST_KEPT = 4096
+"""Responses of an episode that ``previous_response_id`` finds."""
+
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_REFUSED = {
+    "background": "there is nobody to poll",
+    "conversation": "send the messages, or previous_response_id",
+    "prompt": "there are no stored prompts",
+}
+
+
+def request_of(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, ...]]) -> TurnRequest:
+    """A request; *histories* are the conversations that ``previous_response_id`` may name.
+
+    Raises:
+        ApiError: 400, naming the field; 404 for an unknown previous response.
+    """
+    refuse(body, _REFUSED)
+    kind = get(get(body, "text", dict, {}), "format", dict, {}, "text.").get("type", "text")
+    if kind != "text":
+        reason = "a grammar would change the policy that is trained; ask for the format in the prompt"
+        raise unsupported("text.format", f"text.format {kind!r} is not supported: {reason}")
+    include = get(body, "include", list, [])
+    instructions = get(body, "instructions", str, "")
+    messages = [*_previous(body, histories), *_messages(get(body, "input", (str, list), []))]
+    if not messages:
+        raise invalid("input is empty; expected text or at least one item", "input")
+    system = [Message("system", instructions)] if instructions else []
+    return TurnRequest(
+        messages=named([*system, *messages]),
+        tools=distinct([_tool(t, f"tools[{i}]") for i, t in enumerate(get(body, "tools", list, []))]),
+        calls_allowed=calls_allowed(body.get("tool_choice")),
+        max_tokens=positive(body, "max_output_tokens"),
+        sampling=sampling_of(body),
+        logprobs="message.output_text.logprobs" in include,
+        top_logprobs=get(body, "top_logprobs", int, 0),
+        stream=get(body, "stream", bool, False),
+        model=get(body, "model", str, "default"),
+    )
+
+
+def remember(
+    histories: MutableMapping[str, tuple[Message, ...]], response_id: str, request: TurnRequest, answer: Answer
+) -> None:
+    """Keep the conversation up to *answer*, without instructions, which each request gives anew."""
+    messages = request.messages[1:] if request.messages[0].role == "system" else request.messages
+    histories[response_id] = (*messages, Message("assistant", answer.text, calls=answer.turn.calls))
+    while len(histories) > MOST_KEPT:
+        del histories[next(iter(histories))]
+
+
+def _previous(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, ...]]) -> tuple[Message, ...]:
+    previous = get(body, "previous_response_id", str, "")
+    if previous and previous not in histories:
+        message = f"no response {previous!r} in this episode"
+        raise ApiError(404, "previous_response_not_found", message, param="previous_response_id")
+    return histories[previous] if previous else ()
+
+
+def _messages(items: str | list[Any]) -> list[Message]:
+    """Items as messages. The calls and texts of one turn, which are separate items, become one message."""
+    if isinstance(items, str):
+        return [Message("user", items)]
+    messages: list[Message] = []
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        if not isinstance(item, dict):
+            raise invalid(f"{where} is no object", where, "invalid_type")
+        kind = item.get("type") or "message"
+        if kind == "reasoning":
+            continue
+        if kind == "function_call":
+            call = call_of(item.get("name"), item.get("arguments"), item.get("call_id"), where)
+            messages = _with_call(messages, call)
+        elif kind == "function_call_output":
+            output = text_of(item.get("output"), f"{where}.output")
+            messages.append(Message("tool", output, call_id=get(item, "call_id", str, "", f"{where}.")))
+        elif kind == "message":
+            role: Any = _ROLES.get(get(item, "role", str, "", f"{where}."))
+            if role is None:
+                expected = ", ".join(_ROLES)
+                raise invalid(f"{where}.role is {item.get('role')!r}; expected one of {expected}", f"{where}.role")
+            messages.append(Message(role, text_of(item.get("content"), f"{where}.content")))
+        else:
+            raise unsupported(where, f"{where} is of type {kind!r}; only messages and function calls are supported")
+    return messages
+
+
+def _with_call(messages: list[Message], call: ToolCall) -> list[Message]:
+    if messages and messages[-1].role == "assistant":
+        last = messages[-1]
+        return [*messages[:-1], Message("assistant", last.content, calls=(*last.calls, call))]
+    return [*messages, Message("assistant", "", calls=(call,))]
+
+
+def _tool(data: Any, where: str) -> ToolSpec:
+    kind = data.get("type") if isinstance(data, dict) else None
+    if kind != "function":
+        raise unsupported(where, f"{where} is of type {kind!r}; only functions are supported")
+    return tool_of(data, where)
+
+
+def response(body: Mapping[str, Any], request: TurnRequest, answer: Answer, response_id: str) -> dict[str, Any]:
+    """The whole answer."""
+    cut = answer.turn.finish == "length"
+    return _frame(body, request, response_id) | {
+        "status": "incomplete" if cut else "completed",
+        "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+        "completed_at": int(time.time()),
+        "output": _output(request, answer, response_id),
+        "usage": {
+            "input_tokens": answer.prompt,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": answer.sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": answer.prompt + answer.sampled,
+        },
+    }
+
+
+def stream(body: Mapping[str, Any], request: TurnRequest, answer: Answer, response_id: str) -> Iterator[str]:
+    """The answer as server-sent events."""
+    whole = response(body, request, answer, response_id)
+    frame = _frame(body, request, response_id)
+    events: list[tuple[str, dict[str, Any]]] = [("created", {"response": frame}), ("in_progress", {"response": frame})]
+    for index, item in enumerate(whole["output"]):
+        events += _item_events(index, item)
+    events.append((whole["status"], {"response": whole}))
+    for number, (name, data) in enumerate(events):
+        content = json.dumps({"type": f"response.{name}", "sequence_number": number} | data)
+        yield f"event: response.{name}\ndata: {content}\n\n"
+
+
+def _item_events(index: int, item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    at = {"output_index": index, "item_id": item["id"]}
+    empty: dict[str, Any] = {"function_call": {"arguments": ""}, "message": {"content": []}}.get(item["type"], {})
+    yield "output_item.added", {"output_index": index, "item": {**item, **empty, "status": "in_progress"}}
+    if item["type"] == "function_call":
+        for piece in pieces(item["arguments"]):
+            yield "function_call_arguments.delta", {**at, "delta": piece}
+        yield "function_call_arguments.done", {**at, "name": item["name"], "arguments": item["arguments"]}
+    elif item["type"] == "message":
+        (part,) = item["content"]
+        at["content_index"] = 0
+        yield "content_part.added", {**at, "part": {**part, "text": "", "logprobs": []}}
+        for k, piece in enumerate(pieces(part["text"])):
+            yield "output_text.delta", {**at, "delta": piece, "logprobs": [] if k else part["logprobs"]}
+        yield "output_text.done", {**at, "text": part["text"], "logprobs": part["logprobs"]}
+        yield "content_part.done", {**at, "part": part}
+    yield "output_item.done", {"output_index": index, "item": item}
+
+
+def _frame(body: Mapping[str, Any], request: TurnRequest, response_id: str) -> dict[str, Any]:
+    """What is known of the response before its turn."""
+    same = ("instructions", "metadata", "previous_response_id", "max_output_tokens", "temperature", "top_p")
+    return {
+        "id": response_id,
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": request.model,
+        "output": [],
+        "parallel_tool_calls": body.get("parallel_tool_calls") is not False,
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "text": {"format": {"type": "text"}},
+        "usage": None,
+        **{name: body.get(name) for name in same},
+    }
+
+
+def _output(request: TurnRequest, answer: Answer, response_id: str) -> list[dict[str, Any]]:
+    turn, tail = answer.turn, response_id.removeprefix("resp_")
+    status = "incomplete" if turn.finish == "length" else "completed"
+    items: list[dict[str, Any]] = []
+    if turn.reasoning:
+        content = [{"type": "reasoning_text", "text": turn.reasoning}]
+        items.append({"type": "reasoning", "id": f"rs_{tail}", "summary": [], "content": content, "status": status})
+    if answer.text or not turn.calls:
+        logprobs = [logprob_of(t, request.top_logprobs) for t in answer.tokens] if request.logprobs else []
+        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": logprobs}
+        about = {"id": f"msg_{tail}", "role": "assistant", "status": status}
+        items.append({"type": "message", **about, "content": [part]})
+    for i, call in enumerate(turn.calls):
+        about = {"id": f"fc_{tail}_{i}", "call_id": call.id, "status": status}
+        items.append({"type": "function_call", **about, "name": call.name, "arguments": arguments_of(call)})
+    return items

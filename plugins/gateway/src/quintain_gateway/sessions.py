@@ -1,0 +1,90 @@
+"""The policy of an episode: each thread of an agent is one player."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from quintain import InfrastructureError, LimitReached, Message, Transcript
+from quintain.errors import EnvironmentFault
+
+from .request import Answer, Token, TurnRequest
+
+_SAMPLED = (2, 5)  # `TokenSource.MODEL` and `FORCED`
+
+
+class SessionPolicy:
+    """Opens players of the episode of *agent*; the first one is *agent* itself."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._free = True
+        self.turns = 0
+        self.limited: SessionPlayer | None = None
+
+    def player(self, name: str) -> SessionPlayer:
+        if self._free:
+            self._free = False
+            return SessionPlayer(self, self._agent)
+        return SessionPlayer(self, self._agent.player(name))
+
+    async def mark_limit(self) -> None:
+        """Let the episode end as truncated, though its environment returns a result."""
+        if self.limited is not None:
+            async for _ in self.limited.session.turns():  # ends at once, at the same limit
+                break
+
+
+class SessionPlayer:
+    """One player of an episode."""
+
+    def __init__(self, policy: SessionPolicy, session: Any) -> None:
+        self._policy, self.session = policy, session
+
+    def add(self, messages: Sequence[Message]) -> None:
+        if messages and messages[0].role == "system" and self._policy.turns == 0:
+            self.session.system(messages[0].content)  # takes the place of the recipe's
+            messages = messages[1:]
+        self.session.user(messages)
+
+    async def turn(self, request: TurnRequest) -> Answer:
+        try:
+            turn = await self.session.turn(*request.tools, max_tokens=request.max_tokens, stop=request.stop)
+        except LimitReached:
+            self._policy.limited = self._policy.limited or self
+            raise
+        except EnvironmentFault as e:  # the first prompt of a conversation does not fit
+            if self._policy.turns == 0:
+                raise
+            raise LimitReached("context", str(e)) from e
+        if turn.finish == "cancelled":
+            raise InfrastructureError("the engine was stopped within a turn")
+        self._policy.turns += 1
+        transcript = self.session.transcript()
+        if transcript is None:
+            return Answer(turn=turn, sampled=turn.tokens)
+        return _answer(turn, transcript, request)
+
+    def fork(self, name: str, turns: int) -> SessionPlayer:
+        return SessionPlayer(self._policy, self.session.fork(name, turns))
+
+
+def _answer(turn: Any, transcript: Transcript, request: TurnRequest) -> Answer:
+    """The turn with the tokens that the transcript ends with."""
+    branch = transcript.branches[-1]
+    sources, end = branch.sources, len(branch.sources)
+    start, left = end, turn.tokens
+    while start > 0 and sources[start - 1] in _SAMPLED and (left or sources[start - 1] != 2):
+        start -= 1
+        left -= sources[start] == 2
+    wanted = request.logprobs or request.token_ids
+    pairs = zip(branch.ids[start:], branch.logps[start:], strict=True) if wanted else ()
+    path = transcript.path(len(transcript.branches) - 1).ids if request.token_ids else ()
+    return Answer(
+        turn=turn,
+        prompt=branch.fork + start,
+        sampled=turn.tokens,
+        tokens=tuple(Token(id=i, logp=logp) for i, logp in pairs),
+        prompt_ids=tuple(path[: branch.fork + start]),
+        version=branch.versions[-1] if branch.versions else None,
+    )

@@ -1,0 +1,108 @@
+"""Finds the conversation that a request continues, so that its tokens are never made anew.
+
+Agents send the whole conversation with every request. A request that begins with the messages of a thread up to the end
+of one of its turns, as the agent saw them, belongs to that thread: it continues it if that turn is the last one, and
+forks it otherwise. Every other request begins a thread of its own. Messages are compared by role, stripped content and
+calls (names and arguments); reasoning and ids are not compared, because agents drop or renumber them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quintain import Message
+
+from .request import Player, Policy
+
+
+@dataclass(eq=False)
+class Thread:
+    """One conversation of an agent.
+
+    Attributes:
+        turns: that the policy took.
+        asked: digest of the messages up to a prompt that has no answer yet: it is being sampled, failed or was
+            cancelled.
+    """
+
+    player: Player
+    name: str
+    turns: int = 0
+    asked: bytes = b""
+    busy: bool = False
+    digests: list[bytes] = field(default_factory=list)
+
+
+class Threads:
+    """The threads of one episode."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._ends: dict[bytes, list[tuple[Thread, int]]] = {}  # digest at the end of a turn -> thread, turns
+        self._asked: dict[bytes, list[Thread]] = {}
+        self._names: dict[str, int] = {}
+        self.count = 0
+
+    def take(self, messages: Sequence[Message]) -> Thread:
+        """The thread of a request, which has all of *messages* and is busy until `release`."""
+        digests = _digests(messages)
+        prompt = digests[-1]
+        thread = next((t for t in self._asked.get(prompt, ()) if not t.busy), None)
+        if thread is None:  # else it is a request that is sent again: its messages are in the conversation
+            thread, known = self._extended(digests)
+            thread.player.add(messages[known:])
+            thread.asked = prompt
+            self._asked.setdefault(prompt, []).append(thread)
+        thread.busy, thread.digests = True, digests
+        return thread
+
+    def answered(self, thread: Thread, reply: Message) -> None:
+        """Record the turn that *thread* took, as the agent sees it."""
+        self._asked[thread.asked].remove(thread)
+        thread.asked = b""
+        thread.turns += 1
+        self._ends.setdefault(_next(thread.digests[-1], reply), []).append((thread, thread.turns))
+
+    def release(self, thread: Thread) -> None:
+        """End the use that `take` began."""
+        thread.busy = False
+
+    def _extended(self, digests: Sequence[bytes]) -> tuple[Thread, int]:
+        """The thread for a prompt, and how many of its messages it has already."""
+        for known in range(len(digests) - 1, 0, -1):
+            found = self._ends.get(digests[known])
+            if not found:
+                continue
+            idle = next((t for t, turns in found if turns == t.turns and not t.busy and not t.asked), None)
+            if idle is not None:
+                return idle, known
+            thread, turns = found[0]
+            name = self._name(digests[-1])
+            self.count += 1
+            return Thread(thread.player.fork(name, turns), name, turns), known
+        name = self._name(digests[-1])
+        self.count += 1
+        return Thread(self._policy.player(name), name), 0
+
+    def _name(self, digest: bytes) -> str:
+        """A name from the content, so that seeds do not depend on the order in which requests arrive."""
+        name = f"thread-{digest.hex()[:12]}"
+        self._names[name] = again = self._names.get(name, 0) + 1
+        return name if again == 1 else f"{name}-{again}"
+
+
+def _digests(messages: Sequence[Message]) -> list[bytes]:
+    """Digests of all beginnings of *messages*, the empty one first."""
+    digests = [b""]
+    for m in messages:
+        digests.append(_next(digests[-1], m))
+    return digests
+
+
+def _next(before: bytes, message: Message) -> bytes:
+    calls = [(c.name, c.error or dict(c.arguments)) for c in message.calls]
+    text = json.dumps([message.role, message.content.strip(), calls], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), key=before, digest_size=16).digest()
