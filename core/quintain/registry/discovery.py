@@ -35,7 +35,7 @@ _BROUGHT = {
     "quintain-curricula": "curriculum:adaptive command:pass-rates",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
-    "quintain-openai": "engine:openai",
+    "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
     "quintain-shaping": "service:likelihood",

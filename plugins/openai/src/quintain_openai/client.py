@@ -45,6 +45,9 @@ class OpenAIEngine(Engine):
         max_bytes: size of an answer; a longer one is not read to its end, and the episode ends as an infrastructure
             error.
         extra: further fields for each request, such as ``{"chat_template_kwargs": {"enable_thinking": false}}``.
+
+    Attributes:
+        longest: tokens of the longest sequence of each served model, where the server says it (vLLM does).
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class OpenAIEngine(Engine):
         self._max_bytes = max_bytes
         self._extra = dict(extra or {})
         self._served: tuple[str, ...] = ()
+        self.longest: Mapping[str, int] = {}
         self._http: aiohttp.ClientSession | None = None
 
     @property
@@ -110,26 +114,28 @@ class OpenAIEngine(Engine):
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         body = protocol.request_body(self.model, messages, tools, sampling, limit_key=self._limit_key) | self._extra
-        status, text = await self._sent("POST", "/chat/completions", sampling.seed, body)
+        status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
         if self._limit_key in body and protocol.says_limit(status, text):
             # The context leaves less than the limit, so the context is the limit, as for every other engine.
             del body[self._limit_key]
-            status, text = await self._sent("POST", "/chat/completions", sampling.seed, body)
+            status, text = await self.send("POST", "/chat/completions", sampling.seed, body)
         if protocol.says_context(status, text):
             raise LimitReached("context", f"{self.name}: {protocol.said_by(text)}")
         if status != 200:
-            raise self._refused(status, text)
-        return protocol.reply_of(self._parsed(text))
+            raise self.refusal(status, text)
+        return protocol.reply_of(self.read_json(text))
 
     async def _probe(self) -> None:
         """Ask what is served: it shows a wrong address or key before the first episode does."""
-        status, text = await self._sent("GET", "/models")
+        status, text = await self.send("GET", "/models")
         if status in (401, 403):
-            raise self._refused(status, text)
+            raise self.refusal(status, text)
         if status == 200:
-            listed = self._parsed(text)
+            listed = self.read_json(text)
             rows = listed.get("data") if isinstance(listed, dict) else None
-            self._served = tuple(str(m["id"]) for m in rows or () if isinstance(m, dict) and "id" in m)
+            models = {str(m["id"]): m.get("max_model_len") for m in rows or () if isinstance(m, dict) and "id" in m}
+            self._served = tuple(models)
+            self.longest = {name: most for name, most in models.items() if type(most) is int and most > 0}
         if self.model:
             return
         if len(self._served) != 1:
@@ -141,7 +147,7 @@ class OpenAIEngine(Engine):
     def _listed(self) -> str:
         return protocol.shortened(", ".join(self._served))
 
-    async def _sent(self, method: str, path: str, seed: int | None = None, body: Any = None) -> tuple[int, str]:
+    async def send(self, method: str, path: str, seed: int | None = None, body: Any = None) -> tuple[int, str]:
         """Status and text of the answer; transient failures are retried.
 
         Raises:
@@ -158,7 +164,7 @@ class OpenAIEngine(Engine):
             else:
                 if status not in _RETRIED:
                     return status, text
-                failure = self._refused(status, text)
+                failure = self.refusal(status, text)
                 message = str(failure)
             if attempt < self._retries:
                 jitter = 0.5 + Random(None if seed is None else seed + attempt).random()
@@ -183,13 +189,13 @@ class OpenAIEngine(Engine):
             wait = _seconds(response.headers.get("Retry-After", ""))
             return response.status, data.decode(errors="replace"), wait
 
-    def _parsed(self, text: str) -> Any:
+    def read_json(self, text: str) -> Any:
         try:
             return protocol.parsed(text)
         except ValueError as e:
             raise InfrastructureError(f"{self.base_url} answered no readable JSON: {protocol.shortened(text)}") from e
 
-    def _refused(self, status: int, text: str) -> InfrastructureError:
+    def refusal(self, status: int, text: str) -> InfrastructureError:
         message = f"{self.base_url} answered {status}: {protocol.said_by(text) or 'nothing'}"
         if status in (401, 403):
             has = f"the key in ${self._key_name} was sent" if self._key else "no key was sent"
