@@ -18,17 +18,17 @@ HERE = Path(__file__).parent / "competition"
 
 class TestMath(EnvironmentSuite):
     environment = Math
-    args = {"path": str(HERE / "math"), "dev": 3}
+    args = {"data": str(HERE / "math"), "dev": 3}
     episodes = 24
 
 
 class TestAIME(EnvironmentSuite):
     environment = AIME
-    args = {"path": str(HERE / "aime.jsonl")}
+    args = {"data": str(HERE / "aime.jsonl")}
 
 
 def test_the_local_file_has_every_kind_and_each_is_scored_by_its_rule() -> None:
-    tasks = {t.kind: t for t in Math(path=str(HERE / "math"), dev=1).tasks("test")}
+    tasks = {t.kind: t for t in Math(data=str(HERE / "math"), dev=1).tasks("test")}
     assert set(tasks) == set(REQUESTS)
     cases: dict[str, tuple[str, str]] = {  # an equal answer in another notation, and a wrong one
         "number": ("0.75", "\\frac{4}{3}"),
@@ -77,21 +77,21 @@ def many(*rows: Any) -> tuple[Any, ...]:
 )
 def test_a_bad_line_is_named(tmp_path: Path, row: Any, message: str) -> None:
     with pytest.raises(UsageError, match=f"rows.jsonl:1 .*{message}|rows.jsonl:1: .*{message}"):
-        list(Math(path=write(tmp_path / "rows.jsonl", *many(row))).tasks("train"))
+        list(Math(data=write(tmp_path / "rows.jsonl", *many(row))).tasks("train"))
 
 
 def test_unreadable_answers_are_reported_at_load_or_left_out(tmp_path: Path) -> None:
     bad = [{"problem": f"broken {n}?", "answer": f"\\frac{{{n}"} for n in range(40)]
     path = write(tmp_path / "rows.jsonl", *many(*bad))
     with pytest.raises(UsageError, match="cannot be verified.*unreadable=drop"):
-        list(Math(path=path).tasks("train"))
-    kept = list(Math(path=path, unreadable="drop").tasks("train"))
+        list(Math(data=path).tasks("train"))
+    kept = list(Math(data=path, unreadable="drop").tasks("train"))
     assert kept and all(str(t.answer).isdigit() for t in kept)
 
 
 def test_the_answer_of_a_solution_is_its_last_box_and_demonstrations_keep_it(tmp_path: Path) -> None:
     rows = [{"problem": f"p{n}?", "solution": f"First \\boxed{{0}}, no: it is $\\boxed{{{n}}}$."} for n in range(20)]
-    environment = Math(path=write(tmp_path / "rows.jsonl", *rows))
+    environment = Math(data=write(tmp_path / "rows.jsonl", *rows))
     for task, demonstration in zip(environment.tasks("train"), environment.demonstrations("train"), strict=True):
         assert (task.prompt.split("?")[0], demonstration.reply) == (f"p{task.answer}", task.solution)
 
@@ -101,19 +101,24 @@ def test_choices_are_shown_with_letters(tmp_path: Path) -> None:
         {"problem": f"{n}: which is even?", "answer": a, "choices": ["1", "4", "7"]}
         for n, a in enumerate([1, "B", "4"] * 7)
     ]
-    tasks = list(Math(path=write(tmp_path / "rows.jsonl", *rows)).tasks("train"))
+    tasks = list(Math(data=write(tmp_path / "rows.jsonl", *rows)).tasks("train"))
     assert {t.answer for t in tasks} == {"B"} and "(A) 1\n(B) 4\n(C) 7" in str(tasks[0].prompt)
 
 
 def test_kinds_select(tmp_path: Path) -> None:
-    environment = Math(path=str(HERE / "math"), dev=1, kinds=("interval", "matrix"))
+    environment = Math(data=str(HERE / "math"), dev=1, kinds=("interval", "matrix"))
     assert {t.kind for t in environment.tasks("test")} == {"interval", "matrix"}
     with pytest.raises(UsageError, match="unknown kinds"):
         Math(kinds=("guess",))
 
 
+def test_a_file_of_another_year_may_be_all_test(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", *many({"problem": "?", "answer": "204"}))
+    assert len(list(AIME(data=path, splits="test").tasks("test"))) == len(list(many({"problem": "?", "answer": "204"})))
+
+
 def test_aime_refuses_other_answers(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="0 to 999"):
-        list(AIME(path=write(tmp_path / "rows.jsonl", *many({"problem": "?", "answer": "1000"}))).tasks("train"))
+        list(AIME(data=write(tmp_path / "rows.jsonl", *many({"problem": "?", "answer": "1000"}))).tasks("train"))
     with pytest.raises(UsageError, match="no problems to train on"):
         list(AIME().tasks("train"))

@@ -289,25 +289,40 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_dev_is_carved_from_train_whatever_the_order(folder: Path, tmp_path: Path) -> None:
-    environment = GSM8K(path=str(folder), dev=7)
+    environment = GSM8K(data=str(folder), dev=7)
     sizes = {split: len(list(environment.tasks(split))) for split in ("train", "dev", "test")}
     assert sizes == {"train": 33, "dev": 7, "test": 10}
     turned = tmp_path / "turned"
     turned.mkdir()
     lines = (folder / "train.jsonl").read_text(encoding="utf-8").strip().split("\n")
     (turned / "train.jsonl").write_text("\n".join(reversed(lines)), encoding="utf-8")
-    assert {t.id for t in GSM8K(path=str(turned), dev=7).tasks("dev")} == {t.id for t in environment.tasks("dev")}
+    assert {t.id for t in GSM8K(data=str(turned), dev=7).tasks("dev")} == {t.id for t in environment.tasks("dev")}
 
 
-def test_one_file_gives_all_three_splits(folder: Path) -> None:
-    environment = GSM8K(path=str(folder / "train.jsonl"))
+def test_one_file_gives_all_three_splits(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    environment = GSM8K(data=str(folder / "train.jsonl"))
     ids = {split: {t.id for t in environment.tasks(split)} for split in ("train", "dev", "test")}
     assert {k: len(v) for k, v in ids.items()} == {"train": 32, "dev": 4, "test": 4}
     assert not ids["train"] & (ids["dev"] | ids["test"])
+    assert f"4 of 40 problems of {folder / 'train.jsonl'} are the split test; splits=test makes it all" in caplog.text
+
+
+def test_one_file_may_be_all_test(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    environment = GSM8K(data=str(folder / "train.jsonl"), splits="test")
+    assert [len(list(environment.tasks(split))) for split in ("train", "dev", "test")] == [0, 0, 40]
+    assert not caplog.text
+
+
+def test_a_file_that_is_too_short_for_splits_names_the_fix(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", 2)
+    with pytest.raises(UsageError, match="2 problems, too few for train, dev and test.*splits=test"):
+        list(GSM8K(data=str(tmp_path / "rows.jsonl")).tasks("test"))
+    with pytest.raises(UsageError, match="there is no file or folder 'nowhere.jsonl'"):
+        list(GSM8K(data="nowhere.jsonl").tasks("test"))
 
 
 def test_answer_and_solution_are_cleaned(folder: Path) -> None:
-    task = next(iter(GSM8K(path=str(folder), dev=1).tasks("test")))
+    task = next(iter(GSM8K(data=str(folder), dev=1).tasks("test")))
     assert (task.answer, task.solution) == ("1500", "It is 1500.")
 
 
@@ -326,7 +341,7 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str) -> None:
     with (tmp_path / "rows.jsonl").open("a", encoding="utf-8") as f:
         f.write(line)
     with pytest.raises(UsageError, match="rows.jsonl:4"):
-        list(GSM8K(path=str(tmp_path / "rows.jsonl")).tasks("train"))
+        list(GSM8K(data=str(tmp_path / "rows.jsonl")).tasks("train"))
 
 
 def test_without_network_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -346,28 +361,28 @@ def test_without_network_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(raised.value) == (
         "gsm8k: openai/gsm8k is not in the cache of `datasets`, and the hub does not give it (huggingface.co cannot be "
         "reached: Name or service not known). Fix: name a copy on disk, a folder with train.jsonl and test.jsonl or "
-        'one file of JSON lines {"question": ..., "answer": "... #### number"}, as `path`: --arg path=FOLDER, or in a '
-        'recipe args = { path = "FOLDER" }'
+        'one file of JSON lines {"question": ..., "answer": "... #### number"}, as `data`: --data FOLDER, or in a '
+        'recipe args = { data = "FOLDER" }'
     )
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="train.jsonl"):
-        list(GSM8K(path=str(tmp_path)).tasks("train"))
+        list(GSM8K(data=str(tmp_path)).tasks("train"))
     write(tmp_path / "train.jsonl", 5)
     with pytest.raises(UsageError, match="lower `dev`"):
-        list(GSM8K(path=str(tmp_path), dev=5).tasks("dev"))
+        list(GSM8K(data=str(tmp_path), dev=5).tasks("dev"))
 
 
 @needs_data
 class TestGSM8K(EnvironmentSuite):
     environment = GSM8K
-    args = {"path": str(DATA)}
+    args = {"data": str(DATA)}
     sample = 50
     episodes = 4
 
 
 @needs_data
 def test_the_real_files_hold_what_the_paper_says() -> None:
-    environment = GSM8K(path=str(DATA))
+    environment = GSM8K(data=str(DATA))
     assert [len(list(environment.tasks(s))) for s in ("train", "dev", "test")] == [7473 - 200, 200, 1319]

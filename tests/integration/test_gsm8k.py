@@ -29,7 +29,7 @@ def test_twenty_steps_on_gsm8k_survive_a_kill(
     save_tiny(tmp_path / "Qwen3-0.6B", context=1024)
     changes = {
         "run.name": "gsm8k",
-        "environments.0.args.path": str(Path(DATA) / "gsm8k"),
+        "environments.0.args.data": str(Path(DATA) / "gsm8k"),
         "model.dtype": "float32",
         "learner.precision": "float32",
         "learner.lr": "1e-4",

@@ -15,7 +15,7 @@ from quintain.errors import UsageError
 from quintain_math_verify import math_equal, shared_verifier
 from quintain_math_verify.extract import final_answers
 
-from .rows import carved, from_hub
+from .rows import Splits, carved, from_hub, in_folder, of_file
 
 LINE = '{"problem": ..., "answer": ...}, or with "solution" that ends in \\boxed{...}'
 LETTERS = "ABCDEFGHIJ"
@@ -58,15 +58,21 @@ class Row:
     choices: tuple[str, ...] = ()
 
 
+def _problem(row: Row) -> str:
+    return row.problem
+
+
 class Math(Environment[CompetitionProblem, None]):
     """Competition problems with boxed answers, from the hub or from JSON lines.
 
     Attributes:
-        path: folder with ``train.jsonl`` and ``test.jsonl``, or one file (then a tenth each becomes ``dev`` and
-            ``test``); empty takes the data set from the hub. A line is ``{"problem": ..., "answer": ...}``; without
-            ``answer`` it is the last box of ``solution``. Optional: ``level``, ``subject``, ``choices`` (a list, with
-            the letter, the index or the text of the right one as answer), ``kind`` (else it follows from the answer).
+        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes the data set from the hub. A
+            line is ``{"problem": ..., "answer": ...}``; without ``answer`` it is the last box of ``solution``.
+            Optional: ``level``, ``subject``, ``choices`` (a list, with the letter, the index or the text of the right
+            one as answer), ``kind`` (else it follows from the answer).
         dev: problems of ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
+        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``; ``"test"``: all are
+            ``test``.
         kinds: kinds of answers to keep, such as ``["interval", "set"]``; empty keeps all.
         unreadable: what happens to rows whose answer the verifier cannot read: ``"error"`` names them, ``"drop"``
             leaves them out.
@@ -74,8 +80,9 @@ class Math(Environment[CompetitionProblem, None]):
 
     reward = math_equal
 
-    path: str = ""
+    data: str = ""
     dev: int = 200
+    splits: Splits = "own"
     kinds: tuple[str, ...] = ()
     unreadable: str = "error"
 
@@ -108,36 +115,23 @@ class Math(Environment[CompetitionProblem, None]):
             )
 
     def _rows(self, split: str) -> Sequence[Row]:
-        if self.path and Path(self.path).is_file():
-            rows: Sequence[Row] = self._file(Path(self.path))
-            tenth = max(1, len(rows) // 10)
-            held_out = self._carved(rows, 2 * tenth)
-            chosen = {"dev": set(held_out[:tenth]), "test": set(held_out[tenth:])}
-        elif split == "test":
+        file = Path(self.data)
+        if self.data and file.is_file():
+            return of_file(self.called, file, self._file(file), split, self.splits, _problem)
+        if split == "test":
             return self._source("test")
-        else:
-            rows = self._source("train")
-            chosen = {"dev": set(self._carved(rows, self.dev))}
-        if split in chosen:
-            return [r for r in rows if r in chosen[split]]
-        return [r for r in rows if not any(r in c for c in chosen.values())]
-
-    def _carved(self, rows: Sequence[Row], n: int) -> list[Row]:
-        return carved(self.called, rows, n, lambda row: row.problem)
+        rows = self._source("train")
+        held_out = set(carved(self.called, rows, self.dev, _problem))
+        return [row for row in rows if (row in held_out) == (split == "dev")]
 
     def _source(self, split: str) -> Sequence[Row]:
-        if not self.path:
+        if not self.data:
             if split not in self.hub_splits:
                 raise UsageError(
-                    f"{self.called}: {self.repository} has no problems to train on; set `path` to a folder or a file"
+                    f"{self.called}: {self.repository} has no problems to train on; set `data` to a folder or a file"
                 )
             return _from_hub(self.called, self.repository, self.hub_splits[split])
-        file = Path(self.path) / f"{split}.jsonl"
-        if not file.is_file():
-            raise UsageError(
-                f"{self.called}: there is no file {file}; `path` is a folder with train.jsonl and test.jsonl, or a file"
-            )
-        return self._file(file)
+        return self._file(in_folder(self.called, self.data, split))
 
     def _file(self, file: Path) -> Sequence[Row]:
         return _from_file(self.called, file)
@@ -185,7 +179,8 @@ class Math(Environment[CompetitionProblem, None]):
 class AIME(Math):
     """American Invitational Mathematics Examination: answers are whole numbers from 0 to 999.
 
-    The 30 problems of 2024 on the hub are the split ``test``; `path` gives problems to train on.
+    The 30 problems of 2024 on the hub are the split ``test``; `data` gives problems to train on. With
+    ``splits = "test"`` a file of another year is the test.
     """
 
     called: ClassVar[str] = "aime"

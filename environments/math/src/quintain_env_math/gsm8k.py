@@ -13,7 +13,7 @@ from quintain import Demonstration, Environment, Message, Task, control
 from quintain.errors import UsageError
 from quintain_math_verify import math_equal
 
-from .rows import carved, from_hub
+from .rows import Splits, carved, from_hub, in_folder, of_file
 
 REPOSITORY = "openai/gsm8k"
 REQUEST = "Reason step by step, and put the final number within \\boxed{}."
@@ -51,15 +51,17 @@ class GSM8K(Environment[WordProblem, None]):
     """Word problems, from the hub or from JSON lines on disk.
 
     Attributes:
-        path: folder with ``train.jsonl`` and ``test.jsonl``, or one file (then a tenth each becomes ``dev`` and
-            ``test``); empty takes ``openai/gsm8k`` from the hub.
+        data: folder with ``train.jsonl`` and ``test.jsonl``, or one file; empty takes ``openai/gsm8k`` from the hub.
         dev: problems carved from ``train`` for the split ``dev``: always the same ones, and no longer in ``train``.
+        splits: of one file. ``"own"``: a tenth of its problems each is ``dev`` and ``test``; ``"test"``: all are
+            ``test``.
     """
 
     reward = math_equal
 
-    path: str = ""
+    data: str = ""
     dev: int = 200
+    splits: Splits = "own"
 
     def __post_init__(self) -> None:
         if self.dev < 1:
@@ -70,19 +72,14 @@ class GSM8K(Environment[WordProblem, None]):
             yield WordProblem(prompt=f"{row.question}\n\n{REQUEST}", answer=row.number, solution=row.solution)
 
     def _rows(self, split: str) -> Sequence[Record]:
-        if self.path and Path(self.path).is_file():
-            rows = _from_file(Path(self.path))
-            tenth = max(1, len(rows) // 10)
-            held_out = _carved(rows, 2 * tenth)
-            chosen = {"dev": set(held_out[:tenth]), "test": set(held_out[tenth:])}
-        elif split == "test":
-            return _source(self.path, "test")
-        else:
-            rows = _source(self.path, "train")
-            chosen = {"dev": set(_carved(rows, self.dev))}
-        if split in chosen:
-            return [r for r in rows if r in chosen[split]]
-        return [r for r in rows if not any(r in c for c in chosen.values())]
+        file = Path(self.data)
+        if self.data and file.is_file():
+            return of_file("gsm8k", file, _from_file(file), split, self.splits, _question)
+        if split == "test":
+            return _source(self.data, "test")
+        rows = _source(self.data, "train")
+        held_out = set(carved("gsm8k", rows, self.dev, _question))
+        return [row for row in rows if (row in held_out) == (split == "dev")]
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):
@@ -105,19 +102,12 @@ class GSM8K(Environment[WordProblem, None]):
         return " ".join(f"\\boxed{{{n}}}" for n in range(number - 5, number + 6))
 
 
-def _carved(rows: Sequence[Record], n: int) -> list[Record]:
-    return carved("gsm8k", rows, n, lambda row: row.question)
+def _question(row: Record) -> str:
+    return row.question
 
 
-def _source(path: str, split: str) -> tuple[Record, ...]:
-    if not path:
-        return _from_hub(split)
-    file = Path(path) / f"{split}.jsonl"
-    if not file.is_file():
-        raise UsageError(
-            f"gsm8k: there is no file {file}; give `path` a folder with train.jsonl and test.jsonl, or a file"
-        )
-    return _from_file(file)
+def _source(data: str, split: str) -> tuple[Record, ...]:
+    return _from_file(in_folder("gsm8k", data, split)) if data else _from_hub(split)
 
 
 @lru_cache(maxsize=8)
