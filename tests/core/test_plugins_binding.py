@@ -6,11 +6,12 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import Field
 
 from quintain import Environment, Judge, Judgement, Rollout, Service, Task, need, objective, reward
 from quintain.errors import BindingError, PluginError
@@ -209,6 +210,8 @@ def test_annotation_for_type_checkers_alone_is_the_plugins_fault() -> None:
 
     assert bind(Hidden, {"plain": 2})
     assert "Decimal | None" == type_name(signature_of(Hidden).fields[0].type)
+    assert "tuple[int, ...]" == type_name(Annotated[tuple[int, ...], Field(min_length=1)])
+    assert "Optional[int]" == type_name(Optional[Annotated[int, Field(gt=0)]])  # noqa: UP045
     with pytest.raises(PluginError, match="import its names outside"):
         bind(Hidden, {"price": 3})
 

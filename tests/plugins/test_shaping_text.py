@@ -48,6 +48,9 @@ class TestBoxed(RewardSuite):
             "\\boxed 4",
             "\\boxed{}",
             "\\boxed{ \n}",
+            "\\boxed{{}}",
+            "\\boxed{\\,}",
+            "\\boxed{\\text{ }\\quad}",
             "\\boxed{4",
             "\\boxed{{4}",
             "\\boxed{4\\}",
@@ -203,6 +206,13 @@ def test_arguments_are_refused_before_a_run_and_in_python(of: Any, args: dict[st
         bind(of, args, who="reward")
     with pytest.raises(RewardFault, match=f"{of.name}: {message}"):
         of(**args).score(rollout(TASK, "a"))
+
+
+def test_no_keywords_are_refused_before_a_run() -> None:
+    with pytest.raises(
+        BindingError, match=r"words is \[\]; expected tuple\[str, \.\.\.\] \(tuple should have at least 1"
+    ):
+        bind(keyword, {"words": []}, who="reward")
 
 
 @pytest.mark.parametrize(

@@ -135,14 +135,13 @@ def check_args(component: Any, args: Mapping[str, Any], *, who: str = "component
 
 
 def type_name(annotation: Any) -> str:
-    """An annotation as code, without module names."""
-    if annotation is MISSING:
-        return "any"
-    if isinstance(annotation, str):
-        return annotation
+    """An annotation as code, without module names and constraints; errors say what a constraint expects."""
+    if annotation is MISSING or isinstance(annotation, str):
+        return "any" if annotation is MISSING else annotation
     if isinstance(annotation, type) and not typing.get_args(annotation):
         return "None" if annotation is type(None) else annotation.__qualname__
-    return re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", str(annotation).replace("NoneType", "None"))
+    plain = re.sub(r"\b(?:[a-z_]\w*\.)+(?=\w)", "", str(annotation).replace("NoneType", "None"))
+    return re.sub(r"Annotated\[((?:[^\[\]]|\[[^\[\]]*\])*?), (?:\w+\((?:[^()]|\([^()]*\))*\),? ?)+\]", r"\1", plain)
 
 
 def _parameters(component: Any) -> list[inspect.Parameter]:

@@ -37,6 +37,7 @@ def format_tags(rollout: Rollout[Any, Any]) -> Score:
 
 
 _BOX = "\\boxed{"
+_BLANK = re.compile(r"[{}\s~$]|\\(?:[,;:! ]|q?quad(?![A-Za-z])|(?:text|mathrm)(?=\{))")  # what a box shows nothing of
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is text, not a delimiter
 
 
@@ -55,6 +56,6 @@ def boxed(rollout: Rollout[Any, Any]) -> Score:
     for brace in _BRACE.finditer(inside):
         depth += {"{": 1, "}": -1}.get(brace.group(), 0)
         if not depth:
-            full = bool(inside[: brace.start()].strip())
+            full = bool(_BLANK.sub("", inside[: brace.start()]))
             return Score(value=float(full), reason="" if full else "the box is empty")
     return Score(reason="the box is not closed")

@@ -7,9 +7,9 @@ import unicodedata
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import groupby, repeat
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from quintain import Rollout, Score, reward
 from quintain.errors import RewardFault
@@ -140,7 +140,7 @@ def _script(char: str) -> str:
 def keyword(
     rollout: Rollout[Any, Any],
     *,
-    words: tuple[str, ...],
+    words: Annotated[tuple[str, ...], Field(min_length=1)],
     needed: PositiveInt | None = None,
     part: Part = "reply",
     whole_words: bool = True,
