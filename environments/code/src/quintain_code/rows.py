@@ -201,7 +201,7 @@ def _program(
 
 def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "tests"}``: a function."""
-    reference, tests, setup = row.get("solution") or "", tuple(row["tests"]), row.get("setup") or ""
+    reference, tests, setup = row.get("solution") or "", _texts(row, "tests"), row.get("setup") or ""
     about = [row["prompt"]]
     if show:
         about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
@@ -220,7 +220,12 @@ def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
 
 def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "inputs", "outputs"}``: a program."""
-    cases = list(zip(row["inputs"], row["outputs"], strict=True))
+    inputs, outputs = _texts(row, "inputs"), _texts(row, "outputs")
+    if len(inputs) != len(outputs):
+        raise UsageError(
+            f"inputs has {len(inputs)} texts and outputs {len(outputs)}; expected one output for each input"
+        )
+    cases = list(zip(inputs, outputs, strict=True))
     return _program(row, row["prompt"], cases, row.get("solution") or "", show)
 
 
@@ -266,7 +271,15 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
         "memory": int,
         "weights": lambda weights: tuple(map(float, weights)),
     }
-    return {key: convert(row[key]) for key, convert in known.items() if row.get(key)}
+    settings = {}
+    for key, convert in known.items():
+        try:
+            settings |= {key: convert(row[key])} if row.get(key) else {}
+        except (TypeError, ValueError) as e:
+            raise UsageError(
+                f"{key} is {str(row[key])[:80]!r}; expected a number, or for weights a list of them"
+            ) from e
+    return settings
 
 
 def _level(row: Mapping[str, Any]) -> float | None:
@@ -280,6 +293,13 @@ def _source(row: Mapping[str, Any]) -> str:
 
 def _json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
+
+
+def _texts(row: Mapping[str, Any], key: str) -> tuple[str, ...]:
+    """The list of texts in *row*; one text would else be taken for a list of its letters."""
+    if not isinstance(row[key], (list, tuple)):
+        raise UsageError(f"{key} is a {type(row[key]).__name__}; expected a list of texts")
+    return tuple(map(_text, row[key]))
 
 
 def _text(value: Any) -> str:
