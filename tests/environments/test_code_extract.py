@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quintain.rollouts.chat.tool_calls import parse
 from quintain_code import extract
 from quintain_code.extract import LONGEST
 
@@ -14,6 +15,9 @@ CODE = "def f():\n    return 1\n"
 
 def fence(code: str, info: str = "python", mark: str = "```") -> str:
     return f"{mark}{info}\n{code}{mark}\n"
+
+
+DRAFT = fence("draft = 1\n")
 
 
 def code_of(reply: str, language: str = "python") -> str | None:
@@ -37,7 +41,15 @@ def code_of(reply: str, language: str = "python") -> str | None:
         (fence(CODE).replace("\n", "\r\n"), CODE),
         (f"<think>{fence('wrong = 1')}</think>{fence(CODE)}", CODE),
         (f"reasoning without a start</think>{fence(CODE)}", CODE),
+        (f"{DRAFT}reasoning without a start</think>{fence(CODE)}", CODE),
+        (f"</think>\n{fence(CODE)}{fence(CODE, 'c')}", CODE),
         (fence("x = '<think>'\n"), "x = '<think>'\n"),
+        (fence("x = '</think>'\n"), "x = '</think>'\n"),
+        ("<think>a</think>" + fence("</think>\n") + fence(CODE), CODE),
+        ("x = '</think>'", "x = '</think>'"),
+        ("x = '<think>'", "x = '<think>'"),
+        ("<think>f</think>x = '</think>'", "x = '</think>'"),
+        (f"{fence(CODE)}<think>", CODE),
         ("<think>f</think>" + fence("<think>\n"), "<think>\n"),
         (CODE, CODE),
         (fence("x = '\u2028```'\n"), "x = '\u2028```'\n"),
@@ -55,9 +67,9 @@ def test_the_last_block_of_the_language_is_the_code(reply: str, code: str) -> No
         fence(""),
         fence(" \n"),
         f"<think>{fence(CODE)}",
-        f"{fence(CODE)}<think>",
-        f"{fence(CODE)}text <think>\n{fence(CODE)}",
-        "x = '<think>'",
+        "<think>x = 1",
+        f"{fence(CODE)}</think>",
+        f"{fence(CODE)}\nSo that is it.\n</think>\nDone.",
         fence(CODE, "javascript"),
         fence(CODE, "pyth\u043en"),
         fence(CODE, "python\u200b"),
@@ -105,6 +117,24 @@ def test_whatever_stands_around_a_block_it_is_found_unchanged(before: list[str],
     assert code_of("\n".join([*before, fence(text)])) == text
     assert code_of("\n".join([fence("x = 1\n"), *before, fence(text)])) == text
     assert code_of(f"<think>\n{fence('x = 1')}\n</think>\n" + "\n".join([*before, fence(text)])) == text
+
+
+TAGGED = st.lists(st.one_of(PLAIN, st.sampled_from(["</think>", "x = '</think>'", "# <think>", "<think>a</think>"])))
+
+
+@given(thought=TAGGED, before=st.lists(PLAIN), code=TAGGED.filter(lambda c: any(line.strip() for line in c)))
+def test_tags_in_the_code_stay_and_reasoning_is_that_of_the_transcript(
+    thought: list[str], before: list[str], code: list[str]
+) -> None:
+    """The code of a rollout's reply is what the policy wrote in it, whatever tags it has."""
+    text = "".join(line + "\n" for line in code)
+    answer = "\n".join([*before, fence(text)])
+    assert code_of(parse(answer).reply) == text
+    closed = "\n".join(["<think>", *thought, DRAFT, "</think>", answer])
+    assert code_of(parse(closed).reply) == text
+    assert code_of(closed) == text
+    assert code_of("\n".join([DRAFT, "</think>", answer])) == text
+    assert code_of("x = 1\n" + text) == "x = 1\n" + text
 
 
 @given(st.text(alphabet="`~ \n\rpython</think>a=1\u2028\ud800\x00"))

@@ -1,14 +1,16 @@
 """One rule for the code of a reply.
 
-1. Text up to the last ``</think>`` is reasoning and is left out; after an unclosed ``<think>`` there is no code. Inside
-   a fence ``<think>`` is ordinary text.
+1. Reasoning, which is left out, is text between think tags at the very start, as for `quintain.Rollout.reply`. After an
+   unclosed ``<think>`` at the very start there is no code. Where a chat template opens the tag itself, a reply begins
+   within reasoning: blocks before the last ``</think>`` that is outside of fences do not count. In a fence, and in a
+   reply without fences, tags are ordinary text.
 2. A fence is a line of at most three spaces, then at least three backticks or tildes, then the info string. The block
    ends at the next line with only a fence of the same character, at least as long. Lines end with ``\\n``, ``\\r\\n``
    or ``\\r``; other Unicode line ends and look-alike characters are ordinary text.
 3. The code is the last block whose tag (the first word of the info string) names the language; without such a block,
    the last one without a tag. Blocks of other languages never count, and blocks are never joined.
 4. A block that is not closed is no block, and there is no code if the last fence is not closed.
-5. A reply without any fence is code as a whole.
+5. A reply without any fence is code as a whole, but for its reasoning.
 6. A reply of more than a million characters, blank code, and text that UTF-8 cannot encode are no code.
 
 A task of several files takes, for each file, the last block of the language whose info string has the file's name as a
@@ -35,6 +37,7 @@ TAGS = {
 }
 """Tags of a language; one that is not listed has its own name as tag."""
 
+_THOUGHT = re.compile(r"\s*<think>(?:.*?</think>)?", re.DOTALL)
 _LINES = re.compile(r"\r\n|\r|\n")
 _OPEN = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})(.*)")
 
@@ -59,16 +62,17 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
     """The code of *reply* for *files*, by the rule of this module."""
     if len(reply) > LONGEST:
         return Extraction(reason=f"the reply has more than {LONGEST} characters")
-    text = reply.rpartition("</think>")[2]
-    blocks, between, closed = fenced(text)
-    if "<think>" in between:
+    thought = _THOUGHT.match(reply)
+    if thought and not thought[0].endswith("</think>"):
         return Extraction(reason="the reasoning is not closed")
+    text = reply[thought.end() :] if thought else reply
+    blocks, fences, closed = fenced(text)
     if not closed:
         return Extraction(reason="the last fence is not closed")
     found: dict[str, str] = {}
     for name in files:
         code = _chosen(blocks, language, name if len(files) > 1 else "")
-        if code is None and not blocks and len(files) == 1:
+        if not fences and len(files) == 1:
             code = text
         if code is None or not code.strip():
             return Extraction(reason=f"there is no block of {language}" + (f" for {name}" if len(files) > 1 else ""))
@@ -80,24 +84,24 @@ def extract(reply: str, *, language: str = "python", files: Sequence[str] = ("so
     return Extraction(files=found)
 
 
-def fenced(text: str) -> tuple[list[Block], str, bool]:
-    """The closed blocks of *text* in order, the lines outside of fences, and whether every fence is closed."""
+def fenced(text: str) -> tuple[list[Block], int, bool]:
+    """The closed blocks after the reasoning in order, the number of fences, and whether every fence is closed."""
     blocks: list[Block] = []
-    between: list[str] = []
-    fence, words, held = "", (), list[str]()
+    fence, words, held, fences = "", (), list[str](), 0
     for line in _LINES.split(text):
+        if not fence and "</think>" in line:
+            line = line.rpartition("</think>")[2]
+            blocks.clear()
         opened = _OPEN.fullmatch(line)
         if not fence:
             if opened:
-                fence, words, held = opened[1], tuple(opened[2].split()), []
-            else:
-                between.append(line)
+                fence, words, held, fences = opened[1], tuple(opened[2].split()), [], fences + 1
         elif opened and opened[1].startswith(fence) and not opened[2].strip(" \t"):
             blocks.append(Block(words, "".join(part + "\n" for part in held)))
             fence = ""
         else:
             held.append(line)
-    return blocks, "\n".join(between), not fence
+    return blocks, fences, not fence
 
 
 def _chosen(blocks: Sequence[Block], language: str, name: str) -> str | None:
