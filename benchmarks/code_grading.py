@@ -82,7 +82,7 @@ async def measured(data: Path, n: int, passes: int) -> tuple[dict[str, list[floa
     from quintain_sandbox import Bubblewrap
 
     tasks = list(load(str(data), "test", "test"))[: 4 * n]
-    cold, warm = Bubblewrap(slots=SLOTS, needs=()), Bubblewrap(slots=SLOTS, needs=(), warm=2 * SLOTS)
+    cold, warm = Bubblewrap(slots=SLOTS, enforce=()), Bubblewrap(slots=SLOTS, enforce=(), warm=2 * SLOTS)
     async with cold as sandbox, warm as waiting:
         grader, ready = Grader(sandbox), Grader(waiting)
         await rounds(sandbox, grader, ready, tasks[:3])

@@ -141,7 +141,7 @@ async def docker_ways(stack: contextlib.AsyncExitStack) -> tuple[dict[str, Way],
     if shutil.which("docker") is None:
         return {}, "docker: not measured; the command is missing"
     try:
-        sandbox = await stack.enter_async_context(Docker(slots=2, needs=()))
+        sandbox = await stack.enter_async_context(Docker(slots=2, enforce=()))
         await docker_run()
     except (InfrastructureError, UsageError, subprocess.CalledProcessError) as e:
         return {}, f"docker: not measured; {str(e).splitlines()[0]}"
@@ -192,8 +192,8 @@ async def lateness(sandbox: ProbedSandbox, times: int) -> list[float]:
 async def measure(options: Any, rounds: int) -> tuple[dict[str, Any], list[str]]:
     runs = 16 if options.quick else options.runs
     async with contextlib.AsyncExitStack() as stack:
-        cold = await stack.enter_async_context(Bubblewrap(slots=8, needs=()))
-        warm = await stack.enter_async_context(Bubblewrap(slots=8, needs=(), warm=WARM))
+        cold = await stack.enter_async_context(Bubblewrap(slots=8, enforce=()))
+        warm = await stack.enter_async_context(Bubblewrap(slots=8, enforce=(), warm=WARM))
         ways: dict[str, Way] = {
             "plain interpreter": plain,
             "bubblewrap": run_of(cold, COMMAND),

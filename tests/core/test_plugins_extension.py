@@ -68,7 +68,7 @@ def test_info_shows_fields_services_and_controls(env: dict[str, str]) -> None:
     assert [("words", "tuple[str, ...]", "what is to be said."), ("polite", "bool", "whether to say please.")] == [
         (f["name"], f["type"], f["doc"]) for f in told["fields"]
     ]
-    assert [{"slot": "book", "parameter": "book", "type": "LogBook"}] == told["needs"]
+    assert [{"slot": "book", "parameter": "book", "type": "LogBook"}] == told["services"]
     assert {"oracle", "nop"} <= set(told["controls"])
 
 

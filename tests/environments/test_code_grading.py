@@ -28,14 +28,14 @@ from .code_payloads import (
 from .code_suites import STACK, SUITE, SUITES
 
 ADD = CodeTask(
-    prompt="Add.", tests=TESTS, setup=SETUP, seconds=10.0, solution={"solution.py": HONEST["plain"]}, source="add"
+    prompt="Add.", tests=TESTS, setup=SETUP, cpu_seconds=10.0, solution={"solution.py": HONEST["plain"]}, source="add"
 )
 PILE = CodeTask(
-    prompt="Stack.", kind="suite", suite=SUITE, files=("stack.py",), solution={"stack.py": STACK}, seconds=10.0
+    prompt="Stack.", kind="suite", suite=SUITE, files=("stack.py",), solution={"stack.py": STACK}, cpu_seconds=10.0
 )
 CASES = tuple(Case(stdin=a, stdout=b) for a, b in STDIN_CASES)
-SUM = CodeTask(prompt="Sum.", kind="stdin", cases=CASES, seconds=10.0)
-ONE = CodeTask(prompt="Sum.", kind="stdin", cases=CASES[:1], seconds=10.0)
+SUM = CodeTask(prompt="Sum.", kind="stdin", cases=CASES, cpu_seconds=10.0)
+ONE = CodeTask(prompt="Sum.", kind="stdin", cases=CASES[:1], cpu_seconds=10.0)
 SUMMED = "print(sum(map(int, input().split())))\n"
 SHORT = 0.7
 """Seconds of attacks: some use up their time."""
@@ -80,7 +80,7 @@ def attacked(sandbox: Bubblewrap, *groups: tuple[CodeTask, tuple[Payload, ...]])
 
         async def one(task: CodeTask, payload: Payload) -> tuple[str, tuple[Grade, Grade]]:
             async with room:
-                attack = await grader.once(replace(task, seconds=SHORT), {task.files[0]: payload.code})
+                attack = await grader.once(replace(task, cpu_seconds=SHORT), {task.files[0]: payload.code})
                 return f"{task.kind} {payload.name}", (attack, await grader.once(ONE, {ONE.files[0]: SUMMED}))
 
         if any(task is PILE for task, _ in groups):
@@ -122,7 +122,7 @@ def test_no_attack_on_a_suite_passes(attacks_on_suites: dict[str, tuple[Grade, G
 def test_no_reply_of_a_solution_that_speaks_the_protocol_passes(sandbox: Bubblewrap) -> None:
     """A solution that writes its replies itself gains nothing by them."""
     codes = [SPEAKS.replace("REPLIES", replies) for replies in REPLIES.values()]
-    grades = dict(zip(REPLIES, graded(sandbox, replace(ADD, seconds=SHORT), *codes), strict=True))
+    grades = dict(zip(REPLIES, graded(sandbox, replace(ADD, cpu_seconds=SHORT), *codes), strict=True))
     assert {} == {name: g for name, g in grades.items() if g.score or g.outcome == "passed"}
 
 
@@ -150,7 +150,7 @@ def test_odd_but_right_solutions_pass(sandbox: Bubblewrap) -> None:
     ],
 )
 def test_the_outcome_says_what_happened(sandbox: Bubblewrap, code: str, outcome: str) -> None:
-    got = grade(sandbox, code, "assert f(1) == 2", seconds=SHORT, memory=256)
+    got = grade(sandbox, code, "assert f(1) == 2", cpu_seconds=SHORT, memory_mib=256)
     expected = {outcome, "memory"} if "1 << 30" in code else {outcome}
     assert got.outcome in expected, got
     assert got.score == float(outcome == "passed")
@@ -220,9 +220,9 @@ def test_weights_count_the_tests_that_pass_and_no_others(sandbox: Bubblewrap) ->
     """Without weights a partly right solution has 0; a test that never ends earns nothing."""
     code = "def f(x):\n    while x > 1: pass\n    return x\n"
     tests = ("assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2", "assert f(0) == 0")
-    weighted = grade(sandbox, code, *tests, weights=(0.2, 0.3, 0.4, 0.1), seconds=SHORT)
+    weighted = grade(sandbox, code, *tests, weights=(0.2, 0.3, 0.4, 0.1), cpu_seconds=SHORT)
     assert (0.5, "timeout", 2, 4) == (weighted.score, weighted.outcome, weighted.passed, weighted.total)
-    assert grade(sandbox, code, *tests, seconds=SHORT).score == 0
+    assert grade(sandbox, code, *tests, cpu_seconds=SHORT).score == 0
     (program,) = graded(sandbox, replace(SUM, weights=(0.5, 0.25, 0.25)), "print(3 if input() == '1 2' else 0)\n")
     assert (0.75, "failed", 2) == (program.score, program.outcome, program.passed)
 
@@ -236,8 +236,8 @@ def test_a_loaded_machine_lengthens_the_wall_clock_and_not_the_cpu_time(
     computes = "def f(x):\n    while True: pass\n"
     for load, outcome in ((0.0, "timeout"), (1000.0 * cores, "passed")):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, load, load))
-        assert outcome == grade(sandbox, waits, "assert f(1) == 1", seconds=0.5).outcome
-    assert "timeout" == grade(sandbox, computes, "assert f(1) == 1", seconds=0.5).outcome
+        assert outcome == grade(sandbox, waits, "assert f(1) == 1", cpu_seconds=0.5).outcome
+    assert "timeout" == grade(sandbox, computes, "assert f(1) == 1", cpu_seconds=0.5).outcome
 
 
 def test_a_task_whose_reference_fails_is_a_fault_and_no_zero(sandbox: Bubblewrap) -> None:
@@ -288,7 +288,7 @@ def test_a_killed_sandbox_is_an_infrastructure_error(sandbox: Bubblewrap) -> Non
 
     async def killed() -> Grade:
         code = {"solution.py": "import time\ndef f(x):\n    time.sleep(20)\n"}
-        task = CodeTask(prompt="", tests=("assert f(1) == 2",), seconds=10.0)
+        task = CodeTask(prompt="", tests=("assert f(1) == 2",), cpu_seconds=10.0)
         running = asyncio.create_task(Grader(sandbox).once(task, code))
         for _ in range(1000):
             if len(boxes := _boxes()) == 2:

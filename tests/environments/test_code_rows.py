@@ -284,7 +284,7 @@ def test_the_command_line_evaluates_a_file(
     """With the control `oracle` every row scores 1, and one whose reference fails is a failure of ours, left out."""
     wrong = {**OWN, "prompt": "Two.", "tests": ["assert one() == 2"], "id": "wrong"}
     file = write(tmp_path / "rows.jsonl", MBPP, MODULES, APPS, wrong)
-    service = ["--service-arg", "sandbox.needs=[]", "--service-arg", 'sandbox.providers=["bubblewrap"]']
+    service = ["--service-arg", "sandbox.enforce=[]", "--service-arg", 'sandbox.providers=["bubblewrap"]']
     options = ["--arg", "splits=test", "--engine", "@oracle", "--max-failures", "0.3", "--json", *service]
     assert 0 == command_line(["eval", "code", "--data", file, *options])
     found = json.loads(capsys.readouterr().out)
@@ -303,7 +303,7 @@ class TestCode(EnvironmentSuite):
 
     @classmethod
     def services(cls) -> Mapping[str, Any]:
-        return {**super().services(), "sandbox": Bubblewrap(slots=2, needs=())}
+        return {**super().services(), "sandbox": Bubblewrap(slots=2, enforce=())}
 
 
 def test_the_reward_grades_so_that_sampling_does_not_wait(sandbox: Bubblewrap, tmp_path: Path) -> None:
@@ -327,9 +327,9 @@ def test_the_reward_grades_so_that_sampling_does_not_wait(sandbox: Bubblewrap, t
 def test_seconds_override_those_of_the_rows(tmp_path: Path) -> None:
     file = write(tmp_path / "rows.jsonl", OWN)
     (task,) = Code(data=file, splits="test", sandbox=None).tasks("test")  # type: ignore[arg-type]
-    (quick,) = Code(data=file, splits="test", seconds=0.5, sandbox=None).tasks("test")  # type: ignore[arg-type]
-    assert (5.0, 0.5) == (task.seconds, quick.seconds)
-    assert replace(task, seconds=0.5, id="") == quick
+    (quick,) = Code(data=file, splits="test", cpu_seconds=0.5, sandbox=None).tasks("test")  # type: ignore[arg-type]
+    assert (5.0, 0.5) == (task.cpu_seconds, quick.cpu_seconds)
+    assert replace(task, cpu_seconds=0.5, id="") == quick
 
 
 @pytest.mark.ci

@@ -44,7 +44,7 @@ def trained(model: Path, folder: Path) -> dict[str, Any]:
         "sampling.max_tokens=8",
         "batch={prompts=2, group_size=2}",
         "evaluation={every=2, tasks=4, test={tasks=4}}",
-        "services.sandbox.args={needs=[], slots=2, providers=['bubblewrap']}",
+        "services.sandbox.args={enforce=[], slots=2, providers=['bubblewrap']}",
     ]
     recipe = Recipe.parse(bundled("code"), changes)
     with RunFolder.create(folder, recipe.to_toml()) as run:

@@ -40,7 +40,7 @@ def started(provider: str = "bubblewrap", *, slots: int, **settings: Any) -> Ite
     """A service that runs until the generator ends; skips the test where it cannot start."""
     if provider == "docker":
         image()
-    service = MAKE[provider](slots=slots, needs=(), **settings)
+    service = MAKE[provider](slots=slots, enforce=(), **settings)
     try:
         asyncio.run(service.__aenter__())
     except InfrastructureError as e:
@@ -73,6 +73,12 @@ def processes_of(user: int | None) -> list[str]:
     return found
 
 
+def processes_with(word: bytes) -> list[str]:
+    """Processes with *word* among those of their command line."""
+    folders = Path("/proc").glob("[0-9]*")
+    return [folder.name for folder in folders if word in command_line(int(folder.name)).split(b"\0")]
+
+
 def containers_of(service: Docker, user: int) -> list[str]:
     """Containers of sandboxes with a user id."""
     assert service._fleet is not None
@@ -83,10 +89,10 @@ def run_as(sandbox: ProbedSandbox, user: int | None, program: Program) -> Progra
     """Run *program* as *user*, so that the next one finds what it left; `docker` has users of its own."""
     running = RunningProgram(program)
     if isinstance(sandbox, LocalSandbox):
-        running.live(lambda program: sandbox.box(program, user, lambda: None))
+        running._run(lambda program: sandbox.box(program, user, lambda: None))
     else:
-        running.live(sandbox.open_box)
-    return running.result.result()
+        running._run(sandbox.open_box)
+    return running._result.result()
 
 
 def left_behind(user: int | None) -> list[str]:

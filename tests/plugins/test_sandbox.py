@@ -155,7 +155,7 @@ def test_the_end_of_the_service_ends_its_runs() -> None:
     """Runs that the service has when it stops raise, and their processes are gone."""
 
     async def stopped() -> None:
-        service = Bubblewrap(slots=1, needs=())
+        service = Bubblewrap(slots=1, enforce=())
         try:
             await service.__aenter__()
         except InfrastructureError as e:
@@ -187,7 +187,7 @@ def test_programs_of_a_killed_trainer_end_and_their_groups_go(sandbox: Bubblewra
 import asyncio
 from quintain_sandbox import Bubblewrap
 async def main():
-    async with Bubblewrap(slots=1, needs=()) as sandbox:
+    async with Bubblewrap(slots=1, enforce=()) as sandbox:
         print("ready", flush=True)
         await sandbox.run({}, ["sleep", "3599"])
 asyncio.run(main())
@@ -223,15 +223,15 @@ def test_a_missing_filter_is_measured_and_refused(sandbox: Bubblewrap, monkeypat
     """Without its seccomp filter the provider reports the axis absent and does not start where it is needed."""
     allow = struct.pack("<HBBI", bpf.RETURN, 0, 0, bpf.ALLOW)
     monkeypatch.setattr(bubblewrap, "seccomp_filter", lambda: allow)
-    assert start(needs=()).guarantees["syscalls"] is Guarantee.ABSENT
+    assert start(enforce=()).guarantees["syscalls"] is Guarantee.ABSENT
     with pytest.raises(UsageError, match=r"syscalls: absent; needs seccomp"):
-        start(needs=["syscalls"])
+        start(enforce=["syscalls"])
 
 
 def test_missing_control_groups_are_measured_and_refused(sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without control groups the sum of memory is not bounded, which no caller learns by accident."""
     monkeypatch.setattr(bubblewrap, "own_controllers", Controllers)
-    service = start(needs=["filesystem", "network"])
+    service = start(enforce=["filesystem", "network"])
     assert service.guarantees["memory"] is Guarantee.BEST_EFFORT
     with pytest.raises(UsageError, match=r"memory: best effort; no writable control group.*systemd-run"):
         service.require(["network", "memory"])
@@ -242,7 +242,7 @@ def test_missing_control_groups_are_measured_and_refused(sandbox: Bubblewrap, mo
 def test_a_shared_user_is_measured_and_refused(sandbox: Bubblewrap, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that run as the trainer's user are reported as such; their number stays bounded."""
     monkeypatch.setattr(local, "take_user", lambda: None)
-    service = start(needs=())
+    service = start(enforce=())
     assert service.guarantees["users"] is Guarantee.ABSENT
     others = set(AXES) - {"users", "time"}
     assert {axis: sandbox.guarantees[axis] for axis in others} == {axis: service.guarantees[axis] for axis in others}
@@ -254,7 +254,7 @@ def test_a_recipe_names_the_provider(sandbox: Bubblewrap) -> None:
     """A component that asks for a sandbox gets the one of its slot, started, and ended with the run."""
 
     async def opened_by_recipe() -> tuple[ProgramResult, Bubblewrap]:
-        table = ComponentTable(use="bubblewrap", args={"slots": 1, "needs": ["filesystem"]})
+        table = ComponentTable(use="bubblewrap", args={"slots": 1, "enforce": ["filesystem"]})
         async with opened({"sandbox": table}, ["sandbox"], {}, None) as running:
             service = running["sandbox"]
             assert isinstance(service, Bubblewrap)

@@ -51,7 +51,7 @@ def test_the_first_provider_that_starts_is_taken_and_the_choice_is_logged(
     without("bubblewrap", monkeypatch)
 
     async def chosen() -> tuple[str, str, dict[str, Guarantee]]:
-        async with opened({"sandbox": ComponentTable(use="sandbox", args={"needs": ["network"]})}, [], {}) as running:
+        async with opened({"sandbox": ComponentTable(use="sandbox", args={"enforce": ["network"]})}, [], {}) as running:
             service = running["sandbox"]
             assert isinstance(service, ProbedSandbox)
             result = await service.run({}, ["echo", "hi"])
@@ -73,7 +73,7 @@ def test_nothing_is_chosen_that_does_not_enforce_what_is_needed(monkeypatch: pyt
     without("docker", monkeypatch)
     without("bubblewrap", monkeypatch)
     monkeypatch.setattr(best, "PROVIDERS", dict(best.PROVIDERS) | {"landlock": Weak})
-    service = BestSandbox(needs=["memory"])
+    service = BestSandbox(enforce=["memory"])
     with pytest.raises(
         UsageError, match=r"enforces memory:\n  docker: .*install docker\n.*\n  landlock: .*absent; fix"
     ):
@@ -81,7 +81,7 @@ def test_nothing_is_chosen_that_does_not_enforce_what_is_needed(monkeypatch: pyt
     with pytest.raises(UsageError, match="not started"):
         asyncio.run(service.run({}, ["true"]))
     with pytest.raises(InfrastructureError, match="no sandbox of this machine"):
-        asyncio.run(BestSandbox(needs=["memory"], providers=["docker"]).__aenter__())
+        asyncio.run(BestSandbox(enforce=["memory"], providers=["docker"]).__aenter__())
 
 
 class Weak(Landlock):
@@ -89,11 +89,30 @@ class Weak(Landlock):
 
     async def __aenter__(self) -> Weak:
         self.guarantees = dict.fromkeys(AXES, Guarantee.ABSENT)
-        self.require(self.needs)
+        self.require(self.enforce)
         return self
 
     def fix(self, axis: str) -> str:
         return f"fix {axis}"
+
+
+def test_arguments_of_one_provider_are_a_table_with_its_name() -> None:
+    """They reach that provider alone, replace the common ones there, and are checked before anything starts."""
+
+    async def chosen() -> tuple[str, int, int]:
+        args = {"slots": 2, "enforce": ["network"], "providers": ["bubblewrap", "landlock"]}
+        args |= {"landlock": {"read_only": ["/opt"]}, "bubblewrap": {"warm": 1, "slots": 1}}
+        async with opened({"sandbox": ComponentTable(use="sandbox", args=args)}, [], {}) as running:
+            service = running["sandbox"]
+            assert isinstance(service, BestSandbox)
+            assert isinstance(service.chosen, Bubblewrap)
+            return service.name, service.chosen.warm, service.chosen.slots
+
+    assert ("bubblewrap", 1, 1) == asyncio.run(chosen())
+    with pytest.raises(UsageError, match=r"sandbox\.bubblewrap has 'wram'; did you mean 'warm'"):
+        BestSandbox(bubblewrap={"wram": 4})
+    with pytest.raises(UsageError, match=r"bubblewrap\.warm is 99"):
+        BestSandbox(bubblewrap={"warm": 99})
 
 
 @pytest.mark.parametrize(("providers", "message"), [(["dokcer"], "did you mean 'docker'"), (["rlimits"], "'rlimits'")])
@@ -115,23 +134,23 @@ def test_only_sandboxes_can_be_chosen(providers: Sequence[str], message: str) ->
 )
 def test_a_misspelt_guarantee_is_refused_before_anything_is_probed(make: Callable[..., Any], name: str) -> None:
     """By every constructor, with the name that was meant; one word in place of a list is misspelt, too."""
-    with pytest.raises(UsageError, match=rf"{name}\.needs has 'netwrok', .*did you mean 'network'"):
-        make(needs=["memory", "netwrok"])
-    with pytest.raises(UsageError, match=rf"{name}\.needs has 'n'"):
-        make(needs="network")
+    with pytest.raises(UsageError, match=rf"{name}\.enforce has 'netwrok', .*did you mean 'network'"):
+        make(enforce=["memory", "netwrok"])
+    with pytest.raises(UsageError, match=rf"{name}\.enforce has 'n'"):
+        make(enforce="network")
 
 
 def test_the_error_of_a_service_has_the_line_that_accepts_less() -> None:
     """Without root nobody can get a user for each program; what code requires no recipe lowers."""
-    service = Landlock(needs=["network", "users", "time"])
+    service = Landlock(enforce=["network", "users", "time"])
     service.guarantees = dict.fromkeys(AXES, Guarantee.ENFORCED) | {"users": Guarantee.ABSENT}
     with pytest.raises(UsageError) as refused:
-        service.require(service.needs)
+        service.require(service.enforce)
     first, users, less = str(refused.value).splitlines()
     assert "landlock does not enforce what is needed on this machine:" == first
     assert f"  users: absent; {local.AS_ROOT}" == users
     _, line = less.split("in args of the service: ")
-    assert {"needs": ["network", "time"]} == tomllib.loads(line)
+    assert {"enforce": ["network", "time"]} == tomllib.loads(line)
     with pytest.raises(UsageError, match="users: absent") as refused:
         service.require(["users"])
     assert "accept less" not in str(refused.value)
@@ -180,10 +199,10 @@ def test_limits_alone_are_loud_and_tagged(monkeypatch: pytest.MonkeyPatch, caplo
 
 
 def test_limits_alone_keep_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`needs` is refused as by a sandbox."""
+    """`enforce` is refused as by a sandbox."""
 
     async def start() -> None:
-        async with Rlimits(allow_unsafe=True, needs=["network"]):
+        async with Rlimits(allow_unsafe=True, enforce=["network"]):
             pass
 
     with pytest.raises(UsageError, match="network: absent; rlimits cannot: use docker, bubblewrap or landlock"):
@@ -195,4 +214,4 @@ def test_bubblewrap_is_passed_over_without_its_program(monkeypatch: pytest.Monke
     without("docker", monkeypatch)
     monkeypatch.setattr(bubblewrap.shutil, "which", lambda name: None)
     with pytest.raises(InfrastructureError, match="bubblewrap: .*apt-get install bubblewrap"):
-        asyncio.run(BestSandbox(needs=[], providers=["bubblewrap"]).__aenter__())
+        asyncio.run(BestSandbox(enforce=[], providers=["bubblewrap"]).__aenter__())

@@ -224,7 +224,7 @@ def test_containers_of_a_killed_trainer_are_removed_at_the_next_start() -> None:
 import asyncio
 from quintain_sandbox import Docker
 async def main():
-    async with Docker(slots=1, warm=1, needs=()) as sandbox:
+    async with Docker(slots=1, warm=1, enforce=()) as sandbox:
         while not sandbox.ready():
             await asyncio.sleep(0.1)
         run = asyncio.create_task(sandbox.run({}, ["sleep", "3599"]))
@@ -382,7 +382,7 @@ def test_faults_of_the_engine_are_no_results(spare: Spare) -> None:
     spare.start()
 
     async def begin(warm: int = 2) -> Docker:
-        return await Docker(slots=2, warm=warm, needs=(), url=spare.url).__aenter__()
+        return await Docker(slots=2, warm=warm, enforce=(), url=spare.url).__aenter__()
 
     with pytest.raises(InfrastructureError, match=r"no image 'quintain-sandbox'; build it: quintain sandbox build"):
         asyncio.run(begin())
@@ -437,7 +437,7 @@ def test_gvisor_is_chosen_where_the_engine_lists_it(spare: Spare) -> None:
     spare.build()
 
     async def runtime(**settings: Any) -> str:
-        async with Docker(slots=1, warm=1, needs=(), url=spare.url, **settings) as service:
+        async with Docker(slots=1, warm=1, enforce=(), url=spare.url, **settings) as service:
             assert service._fleet is not None
             await asyncio.to_thread(await_full, service)
             waiting = own_containers(service)[0]
@@ -485,7 +485,7 @@ def test_podman_serves_too(tmp_path: Path) -> None:
 
 async def on_podman(spare: Spare) -> None:
     kept = [axis for axis in AXES if axis != "disk"]  # the probe finds it absent on podman
-    async with Docker(slots=1, warm=1, url=spare.url, needs=kept) as service:
+    async with Docker(slots=1, warm=1, url=spare.url, enforce=kept) as service:
         files = {"main.py": b"import sys; print(sys.stdin.read(), file=sys.stderr); sys.exit(3)"}
         result = await service.run(files, ["python3", "main.py"], b"in", PATIENT)
         assert ("failed", 3, b"in\n") == (result.status, result.exit, result.stderr)

@@ -30,7 +30,7 @@ RUN = ["python3", "-I", "main.py"]
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Bubblewrap]:
     others.extend(launchers())
-    service = Bubblewrap(slots=2, needs=())
+    service = Bubblewrap(slots=2, enforce=())
     try:
         asyncio.run(service.__aenter__())
     except InfrastructureError as e:
@@ -194,7 +194,7 @@ def test_a_full_disk_is_told_at_the_start_and_hinders_no_run(
         assert ok(sandbox)
 
         async def start() -> None:
-            async with Bubblewrap(slots=1, needs=()):
+            async with Bubblewrap(slots=1, enforce=()):
                 pass
 
         with pytest.raises(InfrastructureError, match="cannot be prepared.*No space left"):

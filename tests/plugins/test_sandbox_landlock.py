@@ -19,6 +19,7 @@ import pytest
 from quintain.errors import InfrastructureError, UsageError
 from quintain_sandbox import (
     AXES,
+    Box,
     Bubblewrap,
     Docker,
     Guarantee,
@@ -30,13 +31,13 @@ from quintain_sandbox import (
     bpf,
     landlock,
     local,
+    protocol,
 )
+from quintain_sandbox.axes import FIXES
 from quintain_sandbox.cgroups import Controllers
 from quintain_sandbox.confined import Confinement
 from quintain_sandbox.folder import make_folder, remove_folder
 from quintain_sandbox.launcher import Launcher
-from quintain_sandbox.protocol import FIXES
-from quintain_sandbox.running import Box
 
 from .sandbox_service import await_nothing, left_behind, processes_of, started
 from .test_sandbox import decide
@@ -128,7 +129,7 @@ def test_programs_of_a_killed_trainer_end_and_their_folders_go(sandbox: Landlock
 import asyncio
 from quintain_sandbox import Landlock
 async def main():
-    async with Landlock(slots=1, needs=()) as sandbox:
+    async with Landlock(slots=1, enforce=()) as sandbox:
         async with sandbox.start({}, ["sh", "-c", "setsid sleep 3598 & echo; sleep 3598"]) as program:
             await program.read_line()
             print(sandbox.confinement.place, flush=True)
@@ -147,7 +148,7 @@ asyncio.run(main())
 
     await_nothing(running, 5.0)
     assert 1 == len(list(place.glob(f"*-{trainer.pid}-*")))
-    start(needs=())
+    start(enforce=())
     assert [] == list(place.glob(f"*-{trainer.pid}-*"))
 
 
@@ -165,7 +166,7 @@ def test_a_place_without_room_is_no_result(sandbox: Landlock, monkeypatch: pytes
 def test_missing_control_groups_are_measured_and_refused(sandbox: Landlock, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without control groups memory is bounded per process, and the folder is on the disk, whose use nothing bounds."""
     monkeypatch.setattr(landlock, "own_controllers", Controllers)
-    service = start(needs=["filesystem", "network", "processes", "syscalls"])
+    service = start(enforce=["filesystem", "network", "processes", "syscalls"])
     assert (Guarantee.BEST_EFFORT, Guarantee.ABSENT) == (service.guarantees["memory"], service.guarantees["disk"])
     with pytest.raises(UsageError, match=r"memory: best effort; no writable control group.*\n.*disk: absent; no wri"):
         service.require(["memory", "disk"])
@@ -195,7 +196,7 @@ def test_an_older_kernel_keeps_all_guarantees_for_root(
     if os.geteuid() != 0:
         pytest.skip("signals need a user of their own")
     monkeypatch.setattr(landlock, "landlock_version", lambda: version)
-    assert sandbox.guarantees | {"time": ""} == start(needs=()).guarantees | {"time": ""}
+    assert sandbox.guarantees | {"time": ""} == start(enforce=()).guarantees | {"time": ""}
 
 
 def test_a_kernel_without_landlock_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ import asyncio, json, os, subprocess, sys
 from quintain_sandbox import Landlock
 async def main():
     other = subprocess.Popen(["sleep", "20"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    async with Landlock(slots=1, needs=()) as s:
+    async with Landlock(slots=1, enforce=()) as s:
         code = '''
 import os, shutil
 def tries(f):
@@ -317,7 +318,7 @@ def test_a_folder_is_removed_whatever_is_in_it(tmp_path: Path) -> None:
 
 def test_every_axis_has_a_fix() -> None:
     """Whatever is not enforced, the user learns what to do."""
-    service = Landlock(needs=())
+    service = Landlock(enforce=())
     assert all(service.fix(axis) for axis in AXES)
     assert local.AS_ROOT == service.fix("users")
 
@@ -336,7 +337,7 @@ def test_only_a_provider_that_runs_nothing_names_what_the_machine_lacks(
 ) -> None:
     """A canary that fails says so; a program that does not start has the provider's fix after its own error."""
 
-    async def broken(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+    async def broken(run: object) -> dict[str, Guarantee]:
         raise InfrastructureError("a canary ended")
 
     class NoShell(Landlock):
@@ -344,7 +345,7 @@ def test_only_a_provider_that_runs_nothing_names_what_the_machine_lacks(
             arguments[-1]()
             raise InfrastructureError("no program starts")
 
-    monkeypatch.setattr(local, "measure", broken)
+    monkeypatch.setattr(protocol, "measure", broken)
     service = Landlock() if canaries_fail else NoShell()
     with pytest.raises(InfrastructureError) as failure:
         asyncio.run(service.__aenter__())
@@ -355,7 +356,7 @@ def test_many_programs_of_two_services_have_users_of_their_own(sandbox: Landlock
     """Users are shared out over all services of a process: one kills by user what a run left."""
 
     async def together() -> list[ProgramResult]:
-        async with Landlock(slots=2, needs=()) as other:
+        async with Landlock(slots=2, enforce=()) as other:
             both = [service.run({}, ["sleep", "0.5"], limits=PATIENT) for service in (sandbox, other) for _ in range(2)]
             return await asyncio.gather(*both)
 

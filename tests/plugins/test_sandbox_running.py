@@ -349,7 +349,7 @@ def test_the_end_of_the_service_ends_conversations() -> None:
         started = asyncio.Event()
         tasks = [asyncio.create_task(read(service, started)) for _ in range(2)]
         await started.wait()
-        await service.close_programs()
+        await service.__aexit__()
         return await asyncio.gather(*tasks, return_exceptions=True)
 
     with contextlib.contextmanager(started)(slots=1) as service:

@@ -54,6 +54,11 @@ def test_files_and_folders_stay_between_commands(sandbox: Bubblewrap) -> None:
         assert (b"THREE", b"1") == (await session.read("c.txt"), await session.read("/tmp/box/a.txt"))
         assert 0 < second.usage.seconds < 60
         assert 0 < second.usage.memory < LIMITS.memory
+        await session.write("new/folder/w.bin", bytes(range(256)))
+        await session.write("/tmp/box/a.txt", b"longer than before\n")
+        await session.write("a.txt", b"short\n")
+        third = await session.run(["sh", "-c", "cat a.txt new/folder/w.bin"])
+        assert ("ok", b"short\n" + bytes(range(256))) == (third.status, third.stdout)
         killed = await session.run(["sh", "-c", "kill -9 $$"])
         assert ("failed", 137) == (killed.status, killed.exit)
         missing = await session.run(["no-such-program"])
@@ -100,6 +105,8 @@ def test_the_limits_of_a_session_hold_for_all_of_it(sandbox: Bubblewrap) -> None
         assert "closed" == (await session.python().execute("1")).status
         with pytest.raises(SessionFileError, match="over"):
             await session.read("a.txt")
+        with pytest.raises(SessionFileError, match="over"):
+            await session.write("a.txt", b"")
 
     work(sandbox, steps, seconds=2.0)
 
@@ -151,12 +158,21 @@ def test_reads_are_of_regular_files_and_bounded(sandbox: Bubblewrap) -> None:
         for name in ("e", "f", "g", "n/x"):
             with pytest.raises(SessionFileError, match="cannot be written"):
                 await session.run(["true"], files={name: b""})
+            with pytest.raises(SessionFileError, match=f"{name} cannot be written"):
+                await session.write(name, b"")
+        for path in ("/usr/new", "/proc/1/oom_score_adj"):
+            with pytest.raises(SessionFileError, match=path):
+                await session.write(path, b"0")
         for n in range(2):
             await session.run(["true"], files={f"{n}": bytes(7 << 20)})
         with pytest.raises(SessionFileError, match="No space left"):
             await session.run(["true"], files={"3": bytes(7 << 20)})
         with pytest.raises(UsageError, match="outside the working directory"):
             await session.run(["true"], files={"../x": b""})
+        with pytest.raises(UsageError, match=r"limits\.disk"):
+            await session.write("w", bytes(17 << 20))
+        with pytest.raises(UsageError, match="NUL"):
+            await session.write("w\0", b"")
         with pytest.raises(UsageError, match="seconds"):
             await session.run(["true"], seconds=-1)
         with pytest.raises(UsageError, match="limit"):

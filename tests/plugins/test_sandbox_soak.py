@@ -120,7 +120,7 @@ def test_mixed_runs_leave_nothing_and_take_no_more() -> None:
 
     async def all_of_them() -> None:
         try:
-            service = await Bubblewrap(slots=TOGETHER, warm=4, needs=()).__aenter__()
+            service = await Bubblewrap(slots=TOGETHER, warm=4, enforce=()).__aenter__()
         except InfrastructureError as e:
             pytest.skip(f"bubblewrap does not work here: {e}")
         try:

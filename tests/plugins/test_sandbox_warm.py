@@ -30,7 +30,7 @@ RUN = ["python3", "-I", "main.py"]
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Bubblewrap]:
     """A service whose runs wait for a warm interpreter where one serves them."""
-    service = Bubblewrap(slots=2, warm=2, needs=())
+    service = Bubblewrap(slots=2, warm=2, enforce=())
     try:
         asyncio.run(service.__aenter__())
     except InfrastructureError as e:
@@ -320,7 +320,7 @@ def iter_cold(sandbox: Bubblewrap) -> Iterator[Mapping[str, Guarantee]]:
     from quintain_sandbox.probe import measure
 
     with cold(sandbox):
-        yield asyncio.run(measure(sandbox))
+        yield asyncio.run(measure(sandbox.run))
 
 
 def test_settings_of_the_pool_are_checked() -> None:
@@ -329,7 +329,7 @@ def test_settings_of_the_pool_are_checked() -> None:
         Bubblewrap(warm=99)
 
     async def start() -> None:
-        async with Bubblewrap(slots=1, warm=1, imports=["json", "no_such_module"], needs=()):
+        async with Bubblewrap(slots=1, warm=1, imports=["json", "no_such_module"], enforce=()):
             pass
 
     with pytest.raises(InfrastructureError, match=r"(?s)warm interpreter did not start.*no_such_module"):

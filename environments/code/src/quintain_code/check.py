@@ -57,7 +57,7 @@ def _splits(data: str) -> Sequence[str]:
 
 
 async def _faults(tasks: Sequence[CodeTask], slots: int, repeat: int) -> dict[str, dict[str, str]]:
-    async with BestSandbox(slots=slots, needs=ENFORCE) as sandbox:
+    async with BestSandbox(slots=slots, enforce=ENFORCE) as sandbox:
         grader, room = Grader(sandbox), asyncio.Semaphore(2 * slots)
         done = 0
 

@@ -42,7 +42,7 @@ class Code(Environment[CodeTask, None]):
         show_tests: tests in the prompt; -1 follows the data set: one for MBPP, none for the others.
         left_out: file that ``quintain-code check`` wrote: its rows are left out. Rows of known data sets whose own
             tests fail are always left out.
-        seconds: CPU time of one solution; 0 keeps that of the row (5).
+        cpu_seconds: CPU time of one solution; 0 keeps that of the row (5).
         enforce: axes that the sandbox must enforce, else nothing runs (see `quintain_sandbox.AXES`).
     """
 
@@ -53,7 +53,7 @@ class Code(Environment[CodeTask, None]):
     splits: Literal["own", "test"] = "own"
     show_tests: int = -1
     left_out: str = ""
-    seconds: float = 0.0
+    cpu_seconds: float = 0.0
     enforce: tuple[str, ...] = ENFORCE
     sandbox: ProbedSandbox = need()
 
@@ -63,8 +63,10 @@ class Code(Environment[CodeTask, None]):
                 "code: data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
                 'set of the hub: --data FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
             )
-        if self.show_tests < -1 or self.seconds < 0:
-            raise UsageError(f"code: show_tests is {self.show_tests}, seconds {self.seconds}; expected at least 0")
+        if self.show_tests < -1 or self.cpu_seconds < 0:
+            raise UsageError(
+                f"code: show_tests is {self.show_tests}, cpu_seconds {self.cpu_seconds}; expected at least 0"
+            )
         if self.sandbox:
             self.sandbox.require(self.enforce)
 
@@ -72,7 +74,7 @@ class Code(Environment[CodeTask, None]):
         out = known_faults() | (read_faults(Path(self.left_out)) if self.left_out else {})
         for task in load(self.data, split, self.splits, self.show_tests):
             if fingerprint(task) not in out:
-                yield replace(task, id="", seconds=self.seconds) if self.seconds else task
+                yield replace(task, id="", cpu_seconds=self.cpu_seconds) if self.cpu_seconds else task
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         for task in self.tasks(split):

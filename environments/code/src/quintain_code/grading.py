@@ -225,9 +225,9 @@ def _inside(program: str) -> dict[str, bytes]:
 def _limits(task: CodeTask) -> ProgramLimits:
     load = os.getloadavg()[0] / (os.cpu_count() or 1)
     return ProgramLimits(
-        seconds=HEADROOM * task.seconds * min(BUSIEST, max(1.0, load)),
-        cpu_seconds=task.seconds,
-        memory=task.memory << 20,
+        seconds=HEADROOM * task.cpu_seconds * min(BUSIEST, max(1.0, load)),
+        cpu_seconds=task.cpu_seconds,
+        memory=task.memory_mib << 20,
         output=STREAM,
     )
 

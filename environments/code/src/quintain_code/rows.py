@@ -267,8 +267,8 @@ _READERS: tuple[tuple[tuple[str, ...], Callable[[Mapping[str, Any], str, int | N
 
 def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
     known: dict[str, Callable[[Any], Any]] = {
-        "seconds": float,
-        "memory": int,
+        "cpu_seconds": float,
+        "memory_mib": int,
         "weights": lambda weights: tuple(map(float, weights)),
     }
     settings = {}

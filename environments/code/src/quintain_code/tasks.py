@@ -72,9 +72,9 @@ class CodeTask(Task):
         language: of the fenced block that holds the solution.
         argv: of a program: the command that runs it.
         in_place: of a function: the solution may change the lists, dicts and sets that it gets, and the tests see it.
-        seconds: CPU time of the solution in all tests together, or in each case. The wall clock has three
+        cpu_seconds: CPU time of the solution in all tests together, or in each case. The wall clock has three
             times as much, and on a loaded machine up to twelve.
-        memory: MiB of each sandbox.
+        memory_mib: memory of each sandbox.
         source: where the task comes from, for messages.
     """
 
@@ -90,8 +90,8 @@ class CodeTask(Task):
     language: str = "python"
     argv: tuple[str, ...] = ("python3", "-I", MODULE)
     in_place: bool = False
-    seconds: float = 5.0
-    memory: int = 512
+    cpu_seconds: float = 5.0
+    memory_mib: int = 512
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -51,7 +51,7 @@ class Details:
 
     Attributes:
         fields: settings of a recipe; for an algorithm also the arguments of its pieces, with dotted names.
-        needs: the services it takes.
+        services: the slots it takes.
         algorithm: the component, if it is a whole algorithm.
         recipe: the lines of a recipe that use it.
         more: further keys of `to_json`.
@@ -60,23 +60,22 @@ class Details:
     line: Line
     doc: str = ""
     fields: tuple[dict[str, Any], ...] = ()
-    needs: tuple[dict[str, str], ...] = ()
+    services: tuple[dict[str, str], ...] = ()
     controls: tuple[str, ...] = ()
     algorithm: Algorithm | None = None
     recipe: str = ""
     more: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data. ``requires`` are the manifest's ``needs`` (docker, network ...), ``needs`` the services. An
+        """Plain data. ``needs`` is the manifest's (docker, network ...), ``services`` are the slots it takes. An
         algorithm also has its ``settings``, the settings it was ``published`` with, and ``notes``.
         """
         line = asdict(self.line)
         return {
             **line,
-            "requires": line["needs"],
             "doc": self.doc,
             "fields": [{k: v for k, v in f.items() if k != "shown"} for f in self.fields],
-            "needs": list(self.needs),
+            "services": list(self.services),
             "controls": list(self.controls),
             **self.more,
         }
@@ -108,19 +107,19 @@ def details_of(component: Component, registry: Registry) -> Details:
         line=line,
         doc=doc_of(loaded),
         fields=tuple(_fields(loaded, signature)),
-        needs=_slots(signature),
+        services=_slots(signature),
         controls=tuple(loaded.controls()) if component.kind == "environment" and hasattr(loaded, "controls") else (),
         recipe=recipe,
     )
 
 
 def _details_of_algorithm(algorithm: Algorithm, line: Line, signature: Signature) -> Details:
-    needs = [need for piece in algorithm.pieces for need in _slots(signature_of(piece))]
+    services = [slot for piece in algorithm.pieces for slot in _slots(signature_of(piece))]
     return Details(
         line=line,
         doc=doc_of(algorithm),
         fields=tuple(_fields_of_algorithm(algorithm, signature)),
-        needs=tuple(needs),
+        services=tuple(services),
         algorithm=algorithm,
         recipe=RECIPE["algorithm"].format(use=line.name),
         more={
@@ -307,7 +306,7 @@ def print_details(details: Details) -> None:
         console.print(Text(f"error: {line.error}", style="red"))
         return
     rows = [(f["name"], f["type"], f.get("shown", "required"), f["doc"]) for f in details.fields]
-    rows += [(n["parameter"], n["type"], f"[services.{n['slot']}]", "a service") for n in details.needs]
+    rows += [(n["parameter"], n["type"], f"[services.{n['slot']}]", "a service") for n in details.services]
     if rows:
         console.print(_table(("field", "type", "default", "meaning"), rows))
     doc = without_parameters(details.doc, [row[0] for row in rows])  # the table has them

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from .axes import AXES, Guarantee
 from .best import BestSandbox
 from .bubblewrap import Bubblewrap
 from .docker import Docker
 from .landlock import Landlock
+from .opened import Box, Finish, open_streams
 from .program import Program, ProgramLimits, ProgramResult, Usage
-from .protocol import AXES, Guarantee, ProbedSandbox
+from .protocol import ProbedSandbox
 from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 from .session import Interpreter, PythonOutcome, Session, SessionFileError
@@ -15,8 +17,10 @@ from .session import Interpreter, PythonOutcome, Session, SessionFileError
 __all__ = [
     "AXES",
     "BestSandbox",
+    "Box",
     "Bubblewrap",
     "Docker",
+    "Finish",
     "Guarantee",
     "Interpreter",
     "Landlock",
@@ -33,4 +37,5 @@ __all__ = [
     "Session",
     "SessionFileError",
     "Usage",
+    "open_streams",
 ]

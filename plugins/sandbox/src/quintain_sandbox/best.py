@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from quintain.errors import InfrastructureError, UsageError, did_you_mean
 
+from .axes import AXES, Guarantee
 from .bubblewrap import Bubblewrap
 from .docker import Docker
 from .landlock import Landlock
+from .opened import Box
 from .program import Program
-from .protocol import AXES, SLOTS, Guarantee, ProbedSandbox
-from .running import Box
+from .protocol import SLOTS, ProbedSandbox
 
 log = logging.getLogger("quintain.sandbox")
 PROVIDERS: Mapping[str, Callable[..., ProbedSandbox]] = {
@@ -25,12 +27,13 @@ PROVIDERS: Mapping[str, Callable[..., ProbedSandbox]] = {
 
 
 class BestSandbox(ProbedSandbox):
-    """The first of `providers` that starts and enforces `needs`. It logs the choice, and why others were rejected.
+    """The first of `providers` that starts and enforces `enforce`. It logs the choice, and why others were rejected.
 
     Attributes:
         slots: programs at one time.
-        needs: axes that must be enforced on this machine, else the service does not start; the default is all.
+        enforce: axes that must be enforced on this machine, else the service does not start; the default is all.
         providers: which to try, in this order.
+        docker, bubblewrap, landlock: further arguments of that provider, such as ``image`` or ``warm``.
     """
 
     chosen: ProbedSandbox | None = None
@@ -39,31 +42,42 @@ class BestSandbox(ProbedSandbox):
         self,
         *,
         slots: int = SLOTS,
-        needs: Sequence[str] = tuple(AXES),
+        enforce: Sequence[str] = tuple(AXES),
         providers: Sequence[str] = tuple(PROVIDERS),
+        docker: Mapping[str, Any] | None = None,
+        bubblewrap: Mapping[str, Any] | None = None,
+        landlock: Mapping[str, Any] | None = None,
     ) -> None:
         for name in providers:
             if name not in PROVIDERS:
                 raise UsageError(f"sandbox.providers has {name!r}{did_you_mean(name, PROVIDERS)}")
-        super().__init__(slots=slots, needs=needs)
+        super().__init__(slots=slots, enforce=enforce)
         self.providers = tuple(providers)
+        further = {"docker": docker, "bubblewrap": bubblewrap, "landlock": landlock}
+        self._services = {name: self._configured(name, further[name] or {}) for name in self.providers}
+
+    def _configured(self, name: str, further: Mapping[str, Any]) -> ProbedSandbox:
+        known = inspect.signature(PROVIDERS[name]).parameters
+        for argument in further:
+            if argument not in known:
+                raise UsageError(f"sandbox.{name} has {argument!r}{did_you_mean(argument, known)}")
+        return PROVIDERS[name](**{"slots": self.slots, "enforce": self.enforce, **further})
 
     async def __aenter__(self) -> Self:
         reasons = []
-        for name in self.providers:
-            service = PROVIDERS[name](slots=self.slots, needs=self.needs)
+        for name, service in self._services.items():
             try:
                 await service.__aenter__()
             except (InfrastructureError, UsageError) as e:
                 reasons.append((name, " ".join(str(e).split()), isinstance(e, UsageError)))
                 continue
-            self.chosen, self.programs, self.guarantees = service, service.programs, service.guarantees
+            self.chosen, self._programs, self.guarantees = service, service._programs, service.guarantees
             self.sessions = service.sessions
             log.log(logging.WARNING if reasons else logging.INFO, "%s", self._choice(name, reasons))
             return self
         error = UsageError if any(unmet for _, _, unmet in reasons) else InfrastructureError
         lines = "".join(f"\n  {name}: {reason}" for name, reason, _ in reasons)
-        raise error(f"no sandbox of this machine enforces {', '.join(self.needs) or 'anything'}:{lines}")
+        raise error(f"no sandbox of this machine enforces {', '.join(self.enforce) or 'anything'}:{lines}")
 
     def _choice(self, name: str, reasons: Sequence[tuple[str, str, bool]]) -> str:
         weak = [f"{axis} {level}" for axis, level in self.guarantees.items() if level is not Guarantee.ENFORCED]
@@ -72,7 +86,7 @@ class BestSandbox(ProbedSandbox):
         return f"sandbox: {name}, {kept}{passed}"
 
     async def __aexit__(self, *exc: object) -> None:
-        chosen, self.chosen, self.programs = self.chosen, None, None
+        chosen, self.chosen, self._programs = self.chosen, None, None
         if chosen is not None:
             await chosen.__aexit__(*exc)
 

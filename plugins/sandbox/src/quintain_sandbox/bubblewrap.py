@@ -13,15 +13,16 @@ from typing import cast
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .axes import AXES, weakest
 from .box import BubblewrapBox, Setting
 from .bpf import seccomp_filter
 from .cgroups import Controllers, own_controllers, remove_stale
 from .launcher import Launcher
 from .local import AS_ROOT, GROUPS, NO_FILTER, LocalSandbox
+from .opened import Box
 from .probe import measure
 from .program import Program
-from .protocol import AXES, SLOTS, weakest
-from .running import Box
+from .protocol import SLOTS
 from .warm import IMPORTS, WarmInterpreters
 
 MAX_WARM = 63
@@ -34,7 +35,7 @@ class Bubblewrap(LocalSandbox):
 
     Attributes:
         slots: programs at one time; each has a user id of its own on the host where the trainer is root.
-        needs: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
+        enforce: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
             can do without; the default is all.
         read_only: further host paths that programs may read, such as a folder with packages.
         warm: interpreters that wait for ``python3 -I FILE`` or ``python3 -I -c CODE``, each for one program; a run that
@@ -50,18 +51,18 @@ class Bubblewrap(LocalSandbox):
         self,
         *,
         slots: int = SLOTS,
-        needs: Sequence[str] = tuple(AXES),
+        enforce: Sequence[str] = tuple(AXES),
         read_only: Sequence[str] = (),
         warm: int = 0,
         imports: Sequence[str] = tuple(IMPORTS),
     ) -> None:
         if not 0 <= warm <= MAX_WARM:
             raise UsageError(f"bubblewrap.warm is {warm}; expected 0 to {MAX_WARM}")
-        super().__init__(slots=slots, needs=needs, read_only=read_only)
+        super().__init__(slots=slots, enforce=enforce, read_only=read_only)
         self.warm, self.imports = warm, tuple(imports)
 
     def prepare(self) -> None:
-        """See `LocalSandbox.prepare`."""
+        """See `ProbedSandbox.prepare`."""
         self._setting = _setting(self.read_only)
 
     async def settle(self) -> None:
@@ -70,13 +71,13 @@ class Bubblewrap(LocalSandbox):
             return
         self._warm = WarmInterpreters(self._cold_box, self.warm, self.imports)
         self._warm.patient = True
-        guarantees = await measure(self)
+        guarantees = await measure(self.run)
         self._warm.patient = False
         self.guarantees = {axis: weakest(level, guarantees[axis]) for axis, level in self.guarantees.items()}
         await asyncio.to_thread(self._warm.wait_until_full)
 
     def release(self) -> None:
-        """See `LocalSandbox.release`."""
+        """See `ProbedSandbox.release`."""
         warm, self._warm = self._warm, None
         if warm is not None:
             warm.close()

@@ -148,9 +148,9 @@ class ControlGroup(Counters):
             OSError: a controller refused.
         """
         name = f"{PREFIX}-{os.getpid()}-{next(_serial)}"
-        folders = (None if parent is None else parent / name for parent in (controllers.memory, controllers.pids))
-        super().__init__(*folders, version=controllers.version)
-        self._folders = list(dict.fromkeys(folder for folder in (self.memory, self.pids) if folder is not None))
+        memory_folder, pids_folder = (parent and parent / name for parent in (controllers.memory, controllers.pids))
+        super().__init__(memory_folder, pids_folder, version=controllers.version)
+        self._folders = list(dict.fromkeys(folder for folder in (memory_folder, pids_folder) if folder is not None))
         try:
             for folder in self._folders:
                 folder.mkdir()

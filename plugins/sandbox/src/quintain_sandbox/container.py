@@ -29,8 +29,8 @@ from quintain import InfrastructureError
 from .cgroups import Counters
 from .engine import Engine
 from .launcher import write_all
+from .opened import Box, EndedBy, Finish
 from .program import HOME, Program, Usage
-from .running import Box, EndedBy, Finish
 
 WAITER = ["/bin/sh", "-c", f'mkdir {HOME} && cd {HOME} && IFS= read -r q && eval "$q"']
 """The first process of a container."""

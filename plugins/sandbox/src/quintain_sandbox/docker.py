@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import os
@@ -13,17 +12,18 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .axes import AXES
 from .container import WAITER, DockerBox, Waiting, started
+from .opened import Box
 from .pool import ContainerPool, Shape
-from .probe import measure
 from .program import ENVIRONMENT, HOME, Program, ProgramLimits
-from .protocol import AXES, SLOTS, ProbedSandbox
-from .running import BESIDE, Box, Programs
+from .protocol import SLOTS, ProbedSandbox
+from .running import BESIDE
 from .syscalls import seccomp_profile
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Docker(ProbedSandbox):
     Attributes:
         slots: programs at one time.
         warm: containers that wait for a program, started ahead; 0 starts each when it is asked for.
-        needs: axes that must be enforced, else the service does not start. Leave out of it what you can do without;
+        enforce: axes that must be enforced, else the service does not start. Leave out of it what you can do without;
             the default is all.
         image: name of the image. Its ``/bin/sh`` starts the programs, and it needs ``mkdir``, ``dd`` and ``sleep``.
         runtime: the engine's runtime; ``auto`` is gVisor (``runsc``) where the engine lists it, else its default.
@@ -64,7 +64,7 @@ class Docker(ProbedSandbox):
         *,
         slots: int = SLOTS,
         warm: int = 8,
-        needs: Sequence[str] = tuple(AXES),
+        enforce: Sequence[str] = tuple(AXES),
         image: str = IMAGE,
         runtime: str = "auto",
         cpus: float = 1.0,
@@ -75,30 +75,24 @@ class Docker(ProbedSandbox):
             raise UsageError(f"docker.slots is {slots} and docker.warm {warm}; expected at most {room // 2} together")
         if not 0 < cpus <= 1024:
             raise UsageError(f"docker.cpus is {cpus}; expected a positive number")
-        super().__init__(slots=slots, needs=needs)
+        super().__init__(slots=slots, enforce=enforce)
         self.warm, self.image, self.runtime, self.cpus, self.url = warm, image, runtime, cpus, url
         self._fleet: _Fleet | None = None
 
-    async def __aenter__(self) -> Self:
-        try:
-            self._fleet = await asyncio.to_thread(_Fleet, self)
-            self.programs = Programs(self.slots, self.open_box)
-            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
-            self.guarantees = await measure(self)
-            self.require(self.needs)
-            self._fleet.pool.fill(Shape.of(ProgramLimits()))
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
+    def prepare(self) -> None:
+        """See `ProbedSandbox.prepare`."""
+        self._fleet = _Fleet(self)
 
-    async def __aexit__(self, *exc: object) -> None:
-        try:
-            await self.close_programs()
-        finally:
-            fleet, self._fleet = self._fleet, None
-            if fleet is not None:
-                await asyncio.to_thread(fleet.close)
+    async def settle(self) -> None:
+        """Begin to start containers ahead."""
+        assert self._fleet is not None
+        self._fleet.pool.fill(Shape.of(ProgramLimits()))
+
+    def release(self) -> None:
+        """See `ProbedSandbox.release`."""
+        fleet, self._fleet = self._fleet, None
+        if fleet is not None:
+            fleet.close()
 
     def open_box(self, program: Program) -> Box:
         """See `ProbedSandbox.open_box`."""
@@ -116,9 +110,7 @@ class Docker(ProbedSandbox):
         if axis in ("memory", "forks"):
             return "the engine ignores limits, as rootless engines do on control groups of version 1: run it as root"
         if axis == "users":
-            return (
-                "the engine runs on another kernel, or programs as the trainer's user: leave users out of docker.needs"
-            )
+            return "the engine runs on another kernel, or programs as the trainer: leave it out of docker.enforce"
         if axis == "syscalls":
             return "the engine does not apply seccomp profiles: docker info must list seccomp"
         if axis in ("disk", "output", "time"):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import docker
+import docker  # type: ignore[import-untyped]
 import requests.exceptions
 
 from quintain import InfrastructureError

@@ -47,8 +47,9 @@ def make_folder(place: Path, files: Mapping[str, bytes], user: int | None) -> Pa
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
             made += [path, *(parent for parent in path.parents if box in parent.parents)]
-        for path in dict.fromkeys(made) if user is not None else ():
-            os.chown(path, user, user)
+        if user is not None:
+            for path in dict.fromkeys(made):
+                os.chown(path, user, user)
     except OSError:
         remove_folder(folder)
         raise

@@ -15,8 +15,8 @@ from .confined import ConfinedBox, Confinement
 from .folder import place_of_folders, remove_stale_folders
 from .launcher import Launcher
 from .local import AS_ROOT, GROUPS, NO_FILTER, LocalSandbox
+from .opened import Box
 from .program import Program
-from .running import Box
 
 KERNEL = "needs Linux 5.13 with Landlock: add 'landlock' to the kernel's lsm= parameter (cat /sys/kernel/security/lsm)"
 
@@ -36,7 +36,7 @@ class ConfinedSandbox(LocalSandbox):
     confinement: Confinement | None = None
 
     def prepare(self) -> None:
-        """See `LocalSandbox.prepare`."""
+        """See `ProbedSandbox.prepare`."""
         if platform.system() != "Linux":
             raise InfrastructureError(f"{self.name} needs Linux")
         controllers = own_controllers() if Path("/proc/self/cgroup").exists() else Controllers()
@@ -49,7 +49,7 @@ class ConfinedSandbox(LocalSandbox):
         )  # fmt: skip
 
     def release(self) -> None:
-        """See `LocalSandbox.release`."""
+        """See `ProbedSandbox.release`."""
         confinement, self.confinement = self.confinement, None
         if confinement is not None:
             confinement.launcher.close()
@@ -72,7 +72,7 @@ class Landlock(ConfinedSandbox):
     sessions = False
 
     def prepare(self) -> None:
-        """See `LocalSandbox.prepare`."""
+        """See `ProbedSandbox.prepare`."""
         self.version = landlock_version()
         if not self.version:
             raise InfrastructureError(f"landlock is not in this kernel: {KERNEL}")

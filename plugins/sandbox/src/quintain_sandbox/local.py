@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import platform
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Self
 
-from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .probe import measure
-from .program import Program, ProgramLimits
-from .protocol import AXES, SLOTS, ProbedSandbox
-from .running import Box, Programs
+from .axes import AXES
+from .opened import Box
+from .program import Program
+from .protocol import SLOTS, ProbedSandbox
 from .users import PER_PROCESS, give_back_user, take_user
 
 MAX_SLOTS = PER_PROCESS // 3  # as many again may run beside them, and wait for a program
@@ -32,72 +29,27 @@ class LocalSandbox(ProbedSandbox):
 
     Attributes:
         slots: programs at one time; each has a user id of its own on the host where the trainer is root.
-        needs: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
+        enforce: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
             can do without; the default is all.
         read_only: further host paths that programs may read, such as a folder with packages.
     """
 
-    start_fix: ClassVar[str] = NO_FILTER
-    """What to do where the machine has what the provider needs, and not even an empty program runs."""
+    start_fix = NO_FILTER
 
     def __init__(
-        self, *, slots: int = SLOTS, needs: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
+        self, *, slots: int = SLOTS, enforce: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
     ) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"{self.name}.slots is {slots}; expected 1 to {MAX_SLOTS}")
         for path in read_only:
             if not Path(path).is_absolute() or not Path(path).exists():
                 raise UsageError(f"{self.name}.read_only has {path!r}; expected an absolute path that exists")
-        super().__init__(slots=slots, needs=needs)
+        super().__init__(slots=slots, enforce=enforce)
         self.read_only = tuple(read_only)
-
-    @abstractmethod
-    def prepare(self) -> None:
-        """Find what the machine has. Blocking; called at each start.
-
-        Raises:
-            InfrastructureError: it lacks what the provider needs.
-        """
 
     @abstractmethod
     def box(self, program: Program, user: int | None, give_back: Callable[[], None]) -> Box:
         """Start *program* as *user*; *give_back* is to be called when nothing of the user is left."""
-
-    def release(self) -> None:
-        """Release what `prepare` made. Blocking; called after all programs ended."""
-
-    async def __aenter__(self) -> Self:
-        await asyncio.to_thread(self.prepare)
-        self.programs = Programs(self.slots, self.open_box)
-        try:
-            await self._run_nothing()
-            self.guarantees = await measure(self)
-        except OSError as e:
-            await self.__aexit__()
-            raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
-        except BaseException:
-            await self.__aexit__()
-            raise
-        try:
-            await self.settle()
-            self.require(self.needs)
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
-
-    async def _run_nothing(self) -> None:
-        try:
-            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
-        except InfrastructureError as e:
-            raise InfrastructureError(f"{e}\n{self.start_fix}") from e
-
-    async def settle(self) -> None:
-        """Start and measure what a provider has besides; called after the probe."""
-
-    async def __aexit__(self, *exc: object) -> None:
-        await self.close_programs()
-        await asyncio.to_thread(self.release)
 
     def open_box(self, program: Program) -> Box:
         """See `ProbedSandbox.open_box`."""

@@ -12,14 +12,16 @@ import os
 import secrets
 import socket
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from quintain import InfrastructureError
 
+from .axes import AXES, Guarantee
 from .bpf import MACHINES
-from .protocol import AXES, Guarantee, ProbedSandbox, ProgramLimits, ProgramResult
+from .program import ProgramLimits, ProgramResult
 
 LIMITS = ProgramLimits(seconds=20.0, memory=128 << 20, processes=24, disk=8 << 20, output=1 << 16)
 """Small where a canary reaches them, and long in time, because the machine may be loaded."""
@@ -147,28 +149,41 @@ while True:
 """
 
 
-async def measure(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
-    """Run the canaries in *sandbox*; the guarantee of each axis."""
+class Run(Protocol):
+    """`ProbedSandbox.run`."""
+
+    async def __call__(
+        self, files: Mapping[str, bytes], argv: Sequence[str], stdin: bytes, limits: ProgramLimits
+    ) -> ProgramResult: ...
+
+
+async def measure(run: Run) -> dict[str, Guarantee]:
+    """Run the canaries; the guarantee of each axis.
+
+    Raises:
+        InfrastructureError: the sandbox failed.
+        OSError: the host has no room for them.
+    """
     checks = (_look, _disk, _memory, _forks, _output)
     found: dict[str, Guarantee] = dict.fromkeys(AXES, Guarantee.ABSENT)
-    for levels in await asyncio.gather(*(check(sandbox) for check in checks)):
+    for levels in await asyncio.gather(*(check(run) for check in checks)):
         found.update(levels)
-    return found | await _time(sandbox)  # alone, because the others load the machine
+    return found | await _time(run)  # alone, because the others load the machine
 
 
-async def _python(sandbox: ProbedSandbox, code: str, stdin: str = "", seconds: float = LIMITS.seconds) -> ProgramResult:
+async def _python(run: Run, code: str, stdin: str = "", seconds: float = LIMITS.seconds) -> ProgramResult:
     limits = LIMITS if seconds == LIMITS.seconds else ProgramLimits(seconds=seconds)
-    return await sandbox.run({}, ["python3", "-I", "-c", code], stdin.encode(), limits)
+    return await run({}, ["python3", "-I", "-c", code], stdin.encode(), limits)
 
 
-async def _look(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+async def _look(run: Run) -> dict[str, Guarantee]:
     """Try to reach a file, servers and processes of the host, to stay, and to make forbidden system calls."""
     with tempfile.TemporaryDirectory(suffix="-canary") as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
         os.chmod(folder, 0o777)  # so that only the box stands between
         os.fchmod(file.fileno(), 0o666)
-        levels = await _look_around(sandbox, folder, file.name)
+        levels = await _look_around(run, folder, file.name)
     token = secrets.token_hex(16)
-    await _python(sandbox, STAY % token)
+    await _python(run, STAY % token)
     return levels if not _runs(token) else levels | {"processes": Guarantee.ABSENT}
 
 
@@ -181,7 +196,7 @@ def _runs(token: str) -> bool:
     return False
 
 
-async def _look_around(sandbox: ProbedSandbox, folder: str, file: str) -> dict[str, Guarantee]:
+async def _look_around(run: Run, folder: str, file: str) -> dict[str, Guarantee]:
     calls = MACHINES[os.uname().machine][1]
     with ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -198,7 +213,7 @@ async def _look_around(sandbox: ProbedSandbox, folder: str, file: str) -> dict[s
                 os.chmod(place, 0o777)
         wanted = {"folder": folder, "file": file, "port": server.getsockname()[1], "abstract": folder}
         wanted |= {name: calls[name] for name in ("unshare", "io_uring_setup", "keyctl")} | {"pid": os.getpid()}
-        result = await _python(sandbox, LOOK, json.dumps(wanted))
+        result = await _python(run, LOOK, json.dumps(wanted))
     try:
         saw: dict[str, Any] = json.loads(result.stdout)
     except ValueError as e:
@@ -209,38 +224,38 @@ async def _look_around(sandbox: ProbedSandbox, folder: str, file: str) -> dict[s
     return levels | {"users": Guarantee.ENFORCED if own else Guarantee.ABSENT}
 
 
-async def _disk(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+async def _disk(run: Run) -> dict[str, Guarantee]:
     """Files that together exceed what memory and disk may have; memory may be what ends it."""
     sizes = {"one": 8 * LIMITS.disk, "some": 3 * LIMITS.disk, "all": LIMITS.memory + 3 * LIMITS.disk}
-    result = await _python(sandbox, DISK % sizes)
+    result = await _python(run, DISK % sizes)
     kept = result.stdout.strip() == b"True" or result.status == "memory"
     return {"disk": Guarantee.ENFORCED if kept else Guarantee.ABSENT}
 
 
-async def _memory(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
-    together = await _python(sandbox, MEMORY % {"share": LIMITS.memory // 2})
+async def _memory(run: Run) -> dict[str, Guarantee]:
+    together = await _python(run, MEMORY % {"share": LIMITS.memory // 2})
     if together.status == "memory":
         return {"memory": Guarantee.ENFORCED}
-    alone = await _python(sandbox, MEMORY_ALONE % {"all": LIMITS.memory * 2})
+    alone = await _python(run, MEMORY_ALONE % {"all": LIMITS.memory * 2})
     return {"memory": Guarantee.BEST_EFFORT if alone.status in ("failed", "memory") else Guarantee.ABSENT}
 
 
-async def _forks(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
-    result = await _python(sandbox, FORKS)
+async def _forks(run: Run) -> dict[str, Guarantee]:
+    result = await _python(run, FORKS)
     born = int(result.stdout) if result.stdout.strip().isdigit() else 100
     return {"forks": Guarantee.ENFORCED if born <= LIMITS.processes else Guarantee.ABSENT}
 
 
-async def _output(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
-    result = await _python(sandbox, OUTPUT)
+async def _output(run: Run) -> dict[str, Guarantee]:
+    result = await _python(run, OUTPUT)
     kept = result.status == "output" and len(result.stdout) == LIMITS.output
     return {"output": Guarantee.ENFORCED if kept else Guarantee.ABSENT}
 
 
-async def _time(sandbox: ProbedSandbox) -> dict[str, Guarantee]:
+async def _time(run: Run) -> dict[str, Guarantee]:
     """On a loaded machine a kill may be late once; the axis is best effort only if every one is late."""
     for seconds in (0.2, 0.3, 0.5, 1.0, 1.0):
-        result = await _python(sandbox, TIME, seconds=seconds)
+        result = await _python(run, TIME, seconds=seconds)
         if result.status == "timeout" and result.usage.seconds <= seconds + 0.25:
             return {"time": Guarantee.ENFORCED}
     return {"time": Guarantee.BEST_EFFORT if result.status == "timeout" else Guarantee.ABSENT}

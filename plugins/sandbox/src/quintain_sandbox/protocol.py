@@ -2,93 +2,97 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from enum import StrEnum
+from typing import ClassVar, Self
 
-from quintain import Sandbox
-from quintain.errors import UsageError, did_you_mean
+from quintain import InfrastructureError, Sandbox
+from quintain.errors import UsageError
 
-from .program import Program, ProgramLimits, ProgramResult, Status, Usage
-from .running import Box, Programs, RunningProgram
+from .axes import AXES, FIXES, Guarantee, known_axes
+from .opened import Box
+from .probe import measure
+from .program import Program, ProgramLimits, ProgramResult
+from .running import Programs, RunningProgram
 from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
-
-__all__ = ["AXES", "Guarantee", "ProbedSandbox", "Program", "ProgramLimits", "ProgramResult", "Status", "Usage"]
 
 SLOTS = min(os.cpu_count() or 1, 32)
 """Programs at one time by default; every provider can run as many."""
 
-AXES: Mapping[str, str] = {
-    "filesystem": "no host file other than programs and libraries can be read, and none can be changed",
-    "network": "neither another machine nor a server or abstract socket of this one is reachable",
-    "processes": "no process of the host can be listed, read or signalled, and all of the program's end with it",
-    "users": "the program's user on the host owns nothing and differs from the trainer's and from its neighbours'",
-    "memory": "the sum over all processes and temporary files is bounded",
-    "forks": "the number of processes and threads is bounded",
-    "disk": "the bytes written to temporary files and the size of one file are bounded",
-    "output": "the bytes read from standard output and error are bounded",
-    "time": "the program ends at most 0.25 s after its limit",
-    "syscalls": "calls that reach past namespaces (vsock, io_uring, keyrings, ptrace, nested namespaces) are refused",
-}
-"""The axes of isolation, each with what *enforced* means."""
-FIXES: Mapping[str, str] = {
-    "disk": "the size of temporary file systems has no effect here: use another provider",
-    "output": "the canary did not reach its limit in time: lower the load of the machine and start again",
-    "time": "programs end late: lower the load of the machine, or slots",
-}
-"""What to do where an axis is not enforced and the provider knows no reason of its own."""
-
-
-class Guarantee(StrEnum):
-    """How far a provider keeps one axis on this machine, by measurement."""
-
-    ENFORCED = "enforced"
-    BEST_EFFORT = "best effort"
-    ABSENT = "absent"
-
-
-def weakest(*levels: Guarantee) -> Guarantee:
-    """The level that all of *levels* reach."""
-    return max(levels, key=list(Guarantee).index)
-
-
-def known_axes(names: Iterable[str], where: str) -> tuple[str, ...]:
-    """*names*, which must be among `AXES`.
-
-    Raises:
-        UsageError: one is not; the message begins with *where* and has the most similar axis.
-    """
-    names = tuple(names)
-    for name in names:
-        if name not in AXES:
-            raise UsageError(f"{where} {name!r}, which is no guarantee{did_you_mean(name, AXES)}")
-    return names
-
 
 class ProbedSandbox(Sandbox):
-    """A provider: it opens boxes, and has guarantees that it measured when it started.
+    """A provider: it opens boxes, and has guarantees that it measures when it starts.
 
-    A provider sets `programs` in ``__aenter__``, before the probe, and calls `close_programs` in ``__aexit__``.
+    A subclass has `open_box`. It may have `prepare`, `settle` and `release`, for what it keeps while it is started, and
+    `fix`, for its error messages.
+
+    Attributes:
+        slots: programs at one time.
+        enforce: axes that must be enforced on this machine, else the service does not start. Leave out of it what you
+            can do without; the default is all.
     """
 
     slots: int
-    """Programs at one time."""
-    needs: tuple[str, ...]
-    """Axes that must be enforced, else the service does not start."""
+    enforce: tuple[str, ...]
     guarantees: Mapping[str, Guarantee]
     """By axis, for all of `AXES`; filled at start."""
     sessions: bool = True
     """Whether a program in a box can see and end all others of the box, as the supervisor of a session does."""
-    programs: Programs | None = None
-    """What runs; ``None`` while the service is not started."""
+    start_fix: ClassVar[str] = ""
+    """What to do where the machine has what the provider needs, and not even an empty program runs."""
+    _programs: Programs | None = None
 
-    def __init__(self, *, slots: int, needs: Iterable[str]) -> None:
-        self.slots, self.needs = slots, known_axes(needs, f"{self.name}.needs has")
+    def __init__(self, *, slots: int = SLOTS, enforce: Iterable[str] = tuple(AXES)) -> None:
+        self.slots, self.enforce = slots, known_axes(enforce, f"{self.name}.enforce has")
         self.guarantees = {}
+
+    async def __aenter__(self) -> Self:
+        try:
+            await asyncio.to_thread(self.prepare)
+            self._programs = Programs(self.slots, self.open_box)
+            await self._run_nothing()
+            try:
+                self.guarantees = await measure(self.run)
+            except OSError as e:
+                raise InfrastructureError(f"the canaries of the sandbox cannot be prepared: {e}") from e
+            await self.settle()
+            self.require(self.enforce)
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def _run_nothing(self) -> None:
+        try:
+            await self.run({}, ["/bin/sh", "-c", ":"], limits=ProgramLimits(seconds=30))
+        except InfrastructureError as e:
+            raise InfrastructureError(f"{e}\n{self.start_fix}".strip()) from e
+
+    async def __aexit__(self, *exc: object) -> None:
+        try:
+            programs, self._programs = self._programs, None
+            if programs is not None:
+                await programs.close()
+        finally:
+            await asyncio.to_thread(self.release)
+
+    def prepare(self) -> None:
+        """Find or start what boxes need. Blocking; called first at each start.
+
+        Raises:
+            InfrastructureError: the machine lacks it; the message has the command that helps.
+        """
+
+    async def settle(self) -> None:
+        """Start, and measure, what the provider has besides; called after the probe, before `enforce` is checked."""
+
+    def release(self) -> None:
+        """Release what `prepare` and `settle` made, if they did. Blocking; called after all programs ended."""
 
     @abstractmethod
     def open_box(self, program: Program) -> Box:
@@ -174,9 +178,9 @@ class ProbedSandbox(Sandbox):
             await session.close()
 
     def _started(self) -> Programs:
-        if self.programs is None:
+        if self._programs is None:
             raise self.not_started()
-        return self.programs
+        return self._programs
 
     def not_started(self) -> UsageError:
         """The error of a service that is used before its start or after its end."""
@@ -186,12 +190,6 @@ class ProbedSandbox(Sandbox):
     def name(self) -> str:
         """The provider's name in messages."""
         return type(self).__name__.lower()
-
-    async def close_programs(self) -> None:
-        """Stop what runs and wait for its end."""
-        programs, self.programs = self.programs, None
-        if programs is not None:
-            await programs.close()
 
     def fix(self, axis: str) -> str:
         """How the user gets the *axis* enforced on this machine: a command, or a setting.
@@ -213,7 +211,7 @@ class ProbedSandbox(Sandbox):
             return
         lines = [f"{self.name} does not enforce what is needed on this machine:"]
         lines += [f"  {axis}: {level}; {self.fix(axis)}" for axis, level in unmet.items()]
-        if axes == self.needs:  # what code requires, the recipe cannot lower
+        if axes == self.enforce:  # what code requires, the recipe cannot lower
             kept = [axis for axis in axes if axis not in unmet]
-            lines.append(f"or accept less, in args of the service: needs = {json.dumps(kept)}")
+            lines.append(f"or accept less, in args of the service: enforce = {json.dumps(kept)}")
         raise UsageError("\n".join(lines))

@@ -30,7 +30,7 @@ class Rlimits(ConfinedSandbox):
     Attributes:
         allow_unsafe: must be true: you accept that programs read the host's files and use its network.
         slots: programs at one time; each has a user id of its own on the host where the trainer is root.
-        needs: axes that must be enforced on this machine, else the service does not start; none by default.
+        enforce: axes that must be enforced on this machine, else the service does not start; none by default.
     """
 
     def __init__(
@@ -38,14 +38,14 @@ class Rlimits(ConfinedSandbox):
         *,
         allow_unsafe: bool = False,
         slots: int = SLOTS,
-        needs: Sequence[str] = (),
+        enforce: Sequence[str] = (),
     ) -> None:
         if not allow_unsafe:
             raise UsageError(
                 "rlimits is no sandbox: programs read the host's files and use its network. Use bubblewrap, docker or "
                 "landlock, or accept that with allow_unsafe = true"
             )
-        super().__init__(slots=slots, needs=needs)
+        super().__init__(slots=slots, enforce=enforce)
 
     async def __aenter__(self) -> Self:
         if not _warned:

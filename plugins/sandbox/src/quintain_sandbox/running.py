@@ -26,8 +26,6 @@ from quintain.errors import UsageError
 from .opened import Box, EndedBy, Finish
 from .program import Program, ProgramLimits, ProgramResult, Status
 
-__all__ = ["Box", "EndedBy", "Finish", "LineTimeout", "LineTooLong", "Programs", "ReadError", "RunningProgram"]
-
 CHUNK = 1 << 16
 LINE = 1 << 20
 """Bytes of one line, unless the caller sets another limit."""
@@ -51,7 +49,7 @@ class RunningProgram:
     """A program that runs; made by `ProbedSandbox.start`. One task at a time reads from it, in any event loop."""
 
     def __init__(self, program: Program) -> None:
-        self.program = program
+        self._program = program
         self._lock = threading.Lock()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._input: deque[bytes] = deque([program.stdin] if program.stdin else ())
@@ -62,9 +60,9 @@ class RunningProgram:
         self._reader: tuple[asyncio.AbstractEventLoop, asyncio.Future[None]] | None = None
         self._box: Box | None = None
         self._opened: Future[None] = Future()
-        self.result: Future[ProgramResult] = Future()
+        self._result: Future[ProgramResult] = Future()
         """How it ended, for any thread; set in every case."""
-        for future in (self._opened, self.result):
+        for future in (self._opened, self._result):
             future.set_running_or_notify_cancel()  # a cancelled task that waits does not cancel it
 
     async def write(self, data: bytes) -> None:
@@ -108,7 +106,7 @@ class RunningProgram:
                 async with asyncio.timeout(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     await came
             except TimeoutError:
-                raise LineTimeout(f"no line from {self.program.argv[0]!r} within {seconds:g} s") from None
+                raise LineTimeout(f"no line from {self._program.argv[0]!r} within {seconds:g} s") from None
             finally:
                 with self._lock:
                     self._reader = None
@@ -117,18 +115,18 @@ class RunningProgram:
         end = self._out.find(b"\n", self._searched) + 1
         if not end:
             self._searched = len(self._out)
-            end = len(self._out) if self.result.done() else 0
+            end = len(self._out) if self._result.done() else 0
         size = end or len(self._out)
         if size > limit:
-            raise LineTooLong(f"{self.program.argv[0]!r} wrote {size} bytes where a line of at most {limit} is read")
+            raise LineTooLong(f"{self._program.argv[0]!r} wrote {size} bytes where a line of at most {limit} is read")
         if end:
             line = bytes(self._out[:end])
             del self._out[:end]
             self._searched = 0
             return line
-        if not self.result.done():
+        if not self._result.done():
             return None
-        self.result.result()  # raises if the sandbox failed
+        self._result.result()  # raises if the sandbox failed
         return b""
 
     async def wait(self) -> ProgramResult:
@@ -137,15 +135,15 @@ class RunningProgram:
         Raises:
             InfrastructureError: the sandbox failed.
         """
-        result = await asyncio.wrap_future(self.result)
-        return replace(result, stdout=bytes(self._out)) if self.program.interactive else result
+        result = await asyncio.wrap_future(self._result)
+        return replace(result, stdout=bytes(self._out)) if self._program.interactive else result
 
     async def close(self) -> ProgramResult:
         """Kill it if it still runs (status ``closed``), then `wait`."""
-        self.stop("closed")
+        self._kill("closed")
         return await self.wait()
 
-    def stop(self, why: Literal["closed", "stopped"]) -> None:
+    def _kill(self, why: Literal["closed", "stopped"]) -> None:
         """Kill it from any thread, without waiting. ``stopped`` makes its result an `InfrastructureError`."""
         with self._lock:
             self._stop = self._stop or why
@@ -156,7 +154,7 @@ class RunningProgram:
             if self._wake >= 0:
                 os.eventfd_write(self._wake, 1)
 
-    async def opened(self) -> None:
+    async def _until_opened(self) -> None:
         """Wait until it was released.
 
         Raises:
@@ -164,8 +162,8 @@ class RunningProgram:
         """
         await asyncio.wrap_future(self._opened)
 
-    def live(self, open_box: Callable[[Program], Box]) -> None:
-        """All of its life, in the calling thread. What comes of it is in `result`.
+    def _run(self, open_box: Callable[[Program], Box]) -> None:
+        """All of its life, in the calling thread. What comes of it is in `_result`.
 
         Raises:
             InfrastructureError: processes are left. The result is known before that.
@@ -174,7 +172,7 @@ class RunningProgram:
             self._end(InfrastructureError("the program was stopped before it started"))
             return
         try:
-            box = open_box(self.program)
+            box = open_box(self._program)
         except BaseException as e:  # noqa: BLE001 - raised where the result is asked for
             self._end(e)
             return
@@ -185,8 +183,8 @@ class RunningProgram:
         finally:
             box.close()
 
-    def never_started(self) -> None:
-        """Set the result of a program whose `live` is not called."""
+    def _never_started(self) -> None:
+        """Set the result of a program whose `_run` is not called."""
         self._end(InfrastructureError("the sandbox was closed before the program started"))
 
     def _end(self, outcome: ProgramResult | BaseException) -> None:
@@ -194,11 +192,11 @@ class RunningProgram:
             os.close(self._wake)
             self._wake = -1
             if isinstance(outcome, BaseException):
-                self.result.set_exception(outcome)
+                self._result.set_exception(outcome)
                 if not self._opened.done():
                     self._opened.set_exception(outcome)
             else:
-                self.result.set_result(outcome)
+                self._result.set_result(outcome)
             self._tell_reader()
 
     def _tell_reader(self) -> None:
@@ -219,7 +217,7 @@ class RunningProgram:
         if ended_by == "stopped":
             raise InfrastructureError("the program was stopped")
         return ProgramResult(
-            status=_status(ended_by, finish, self.program.limits),
+            status=_status(ended_by, finish, self._program.limits),
             exit=finish.exit if ended_by is None else None,
             stdout=bytes(self._out),
             stderr=bytes(pump.stderr),
@@ -227,18 +225,18 @@ class RunningProgram:
             usage=finish.usage,
         )
 
-    def take_input(self) -> tuple[bytes, bool]:
+    def _take_input(self) -> tuple[bytes, bool]:
         """The next piece for standard input, and whether it ends after it. For the thread."""
         with self._lock:
             return (self._input.popleft() if self._input else b""), self._input_ends and not self._input
 
-    def take_stop(self) -> Literal["closed", "stopped"] | None:
+    def _take_stop(self) -> Literal["closed", "stopped"] | None:
         """Whether to kill it. For the thread."""
         with self._lock, contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         return self._stop
 
-    def unread(self) -> int:
+    def _unread(self) -> int:
         """Bytes of standard output that wait. For the thread."""
         with self._lock:
             return len(self._out)
@@ -248,16 +246,11 @@ class RunningProgram:
         box = self._box
         return 0 if box is None else box.memory_kills()
 
-    def give_output(self, data: bytes) -> None:
+    def _give_output(self, data: bytes) -> None:
         """Add to standard output. For the thread."""
         with self._lock:
             self._out += data
             self._tell_reader()
-
-    @property
-    def wake(self) -> int:
-        """Descriptor that is readable when `take_input` or `take_stop` has news."""
-        return self._wake
 
 
 def _resolve(came: asyncio.Future[None]) -> None:
@@ -273,12 +266,12 @@ class _Pump:
         self.truncated: list[str] = []
         self._running, self._box, self._pending = running, box, memoryview(box.preamble)
         self._input_ends = False
-        limits = running.program.limits
+        limits = running._program.limits
         self._deadline = box.began + limits.seconds
         self._room = {"stdout": limits.output, "stderr": limits.output}
         self._open = {box.stdout: "stdout", box.stderr: "stderr"}
         self._poll = select.poll()
-        for descriptor in (*self._open, running.wake, box.ended):
+        for descriptor in (*self._open, running._wake, box.ended):
             self._poll.register(descriptor, select.POLLIN)
         for descriptor in (*self._open, box.stdin):
             os.set_blocking(descriptor, False)
@@ -299,7 +292,7 @@ class _Pump:
             if self._box.ended in ready:
                 self.drain()
                 return "output" if self.truncated else None
-            if self._running.wake in ready and (stop := self._running.take_stop()):
+            if self._running._wake in ready and (stop := self._running._take_stop()):
                 return stop
             if self._box.stdin >= 0:
                 self._write()
@@ -316,14 +309,14 @@ class _Pump:
             data = os.read(descriptor, CHUNK)
         except BlockingIOError:
             return False
-        unread = self._running.program.unread
-        room = self._room[name] if name == "stderr" or unread is None else max(0, unread - self._running.unread())
+        unread = self._running._program.unread
+        room = self._room[name] if name == "stderr" or unread is None else max(0, unread - self._running._unread())
         kept = data[:room]
         self._room[name] -= len(kept)
         if name == "stderr":
             self.stderr += kept
         elif kept:
-            self._running.give_output(kept)
+            self._running._give_output(kept)
         if len(data) > len(kept):
             self.truncated.append(name)
         if not data or len(data) > len(kept):
@@ -337,7 +330,7 @@ class _Pump:
         try:
             while not full:
                 if not self._pending and not self._input_ends:
-                    data, self._input_ends = self._running.take_input()
+                    data, self._input_ends = self._running._take_input()
                     self._pending = memoryview(data)
                 if not self._pending:
                     break
@@ -396,7 +389,7 @@ class Programs:
         """Start *program* as soon as there is a slot, or at once in the slot of *beside*; kill it at the end."""
         running = self._launch(program, self._slots if beside is None else self._beside)
         try:
-            await running.opened()
+            await running._until_opened()
             yield running
             await running.close()
         finally:
@@ -405,7 +398,7 @@ class Programs:
     async def close(self) -> None:
         """Stop all, those that wait too, and wait for their ends."""
         for running in tuple(self._jobs):
-            running.stop("stopped")
+            running._kill("stopped")
         for executor in (self._slots, self._beside):
             await asyncio.to_thread(executor.shutdown, cancel_futures=True)
 
@@ -418,23 +411,23 @@ class Programs:
         except OSError as e:
             raise InfrastructureError(f"the host has no descriptor for a program: {e}") from e
         try:
-            self._jobs[running] = job = executor.submit(running.live, self._open_box)
+            self._jobs[running] = job = executor.submit(running._run, self._open_box)
         except RuntimeError:
-            running.never_started()
+            running._never_started()
             raise UsageError("the sandbox is closed") from None
         job.add_done_callback(lambda job: self._done(running, job))
         return running
 
     def _done(self, running: RunningProgram, job: Future[None]) -> None:
         if job.cancelled():
-            running.never_started()
+            running._never_started()
         else:
             self._left = job.exception() or self._left
 
     async def _end(self, running: RunningProgram) -> None:
         """Kill it if it runs. A program that has ended is cleaned up in the background."""
         job = self._jobs.pop(running)
-        if not running.result.done():
-            running.stop("closed")
+        if not running._result.done():
+            running._kill("closed")
             job.cancel()
             await asyncio.wait([asyncio.wrap_future(job)])

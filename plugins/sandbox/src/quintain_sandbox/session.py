@@ -189,6 +189,24 @@ class Session:
             usage=Usage(seconds=answer.seconds, cpu_seconds=answer.cpu_seconds, memory=answer.memory),
         )
 
+    async def write(self, path: str, data: bytes) -> None:
+        """Write a regular file, relative to the working directory or absolute in the box; missing folders are made.
+
+        Raises:
+            UsageError: *data* has more bytes than ``limits.disk``.
+            SessionFileError: it cannot be written, or the session is over.
+            InfrastructureError: the sandbox failed.
+        """
+        if len(data) > self._limits.disk or "\0" in path:
+            raise UsageError(
+                f"{len(data)} bytes for {path[:80]!r}; expected a path without NUL and at most limits.disk = "
+                f"{self._limits.disk} bytes"
+            )
+        try:
+            await self._write({path: data})
+        except _Over:
+            raise SessionFileError(f"{path[:200]}: the session is over") from None
+
     async def read(self, path: str, limit: int = READ) -> bytes:
         """The content of a regular file, relative to the working directory or absolute in the box.
 
@@ -241,7 +259,7 @@ class Session:
     async def _write(self, files: Mapping[str, bytes]) -> None:
         answer = await self._ask("write", files={name: _encoded(data) for name, data in files.items()})
         if isinstance(answer, _Refused):
-            raise SessionFileError(f"files cannot be written: {answer.refused}")
+            raise SessionFileError(f"{', '.join(files)[:200]} cannot be written: {answer.refused}")
 
     async def _ask(self, do: str, seconds: float = 0.0, **request: Any) -> Any:
         if self._left:

@@ -7,16 +7,17 @@ from collections.abc import Callable, Mapping
 
 from quintain.errors import QuintainError
 
+from .axes import AXES, Guarantee
 from .bubblewrap import Bubblewrap
 from .docker import Docker
 from .landlock import Landlock
-from .protocol import AXES, Guarantee, ProbedSandbox
+from .protocol import ProbedSandbox
 from .rlimits import Rlimits
 
 PROVIDERS: Mapping[str, Callable[[], ProbedSandbox]] = {
-    "docker": lambda: Docker(slots=2, warm=0, needs=()),
-    "bubblewrap": lambda: Bubblewrap(slots=2, needs=()),
-    "landlock": lambda: Landlock(slots=2, needs=()),
+    "docker": lambda: Docker(slots=2, warm=0, enforce=()),
+    "bubblewrap": lambda: Bubblewrap(slots=2, enforce=()),
+    "landlock": lambda: Landlock(slots=2, enforce=()),
     "rlimits": lambda: Rlimits(slots=2, allow_unsafe=True),
 }
 """Name of the component to a service that starts whatever it enforces, in the order of preference."""
