@@ -26,6 +26,7 @@ CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
+AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -38,6 +39,7 @@ ELSEWHERE = {
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
+    "quintain train agent.toml": AGENT,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,
     "quintain-search-server corpus.jsonl --query 'who discovered radium'": SEARCH,

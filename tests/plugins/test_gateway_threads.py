@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from typing import Any
-
-import pytest
 
 from quintain import Message, ToolCall, Turn
 from quintain_gateway.request import Answer, TurnRequest
@@ -151,13 +148,10 @@ def test_a_thread_with_an_unanswered_prompt_is_forked_not_continued() -> None:
     assert told(other) == [*base, user("instead")]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_names_do_not_depend_on_the_order_of_arrival(seed: int) -> None:
-    prompts = [[user(f"sub-task {i}")] for i in range(6)] + [[user("sub-task 0")]]
-    names = {t.name for t in map(Threads(Policy()).take, prompts)}
-    random.Random(seed).shuffle(prompts)
-    assert {t.name for t in map(Threads(Policy()).take, prompts)} == names
-    assert len(names) == 7
+def test_threads_are_numbered_so_that_the_rollouts_of_a_group_compare_thread_by_thread() -> None:
+    for contents in ("ab", "xy"):
+        threads = Threads(Policy())
+        assert [threads.take([user(c)]).name for c in contents] == ["thread-1", "thread-2"]
 
 
 def test_an_agent_that_rewrites_its_history_has_a_conversation_per_turn() -> None:

@@ -30,13 +30,13 @@ class Endpoint:
         api_key: 128 random bits; valid until the endpoint ends.
         failure: an error of ours that some request met and no later one repaired.
         limit: the limit that a request met first.
-        requests: that were answered or refused.
+        requests, turns: requests so far; turns that the policy took.
     """
 
     def __init__(self, policy: Policy, base_url: str, api_key: str, *, concurrency: int, queue: int) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.limit: LimitReached | None = None
-        self.requests = 0
+        self.requests = self.turns = 0
         self.closed = False
         self.last_used = asyncio.get_running_loop().time()
         self.histories: dict[str, tuple[Message, ...]] = {}  # by the id of a response (Responses API)
@@ -143,6 +143,7 @@ class Endpoint:
             logging.getLogger(__name__).exception("a turn failed")
             raise ApiError(500, "internal_error", f"{type(e).__name__}: {e}") from e
         self._failures.pop(thread, None)
+        self.turns += 1
         answer = self._with_ids(answer, thread, request)
         self._threads.answered(thread, Message("assistant", answer.text, calls=answer.turn.calls))
         return answer

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from quintain import LimitReached, Message, Sampled, Sampling, TokenEngine, Transcript
-from quintain.training import Conversation, derived_seed, parse, stops
+from quintain.training import Conversation, derived_seed, stops
 
 from .request import Answer, Token, TurnRequest
 
@@ -44,13 +45,11 @@ class EnginePlayer:
     def __init__(self, policy: EnginePolicy, name: str) -> None:
         self._policy, self._name = policy, name
         self._conversation = Conversation(policy.engine.tokenizer)
-        self._history: list[Message] = []
-        self._ends: list[int] = []  # messages at the end of each turn
+        self._turns = 0
 
     def add(self, messages: Sequence[Message]) -> None:
         for message in messages:
             self._conversation.add(message)
-        self._history.extend(messages)
 
     async def turn(self, request: TurnRequest) -> Answer:
         engine, conversation = self._policy.engine, self._conversation
@@ -64,9 +63,9 @@ class EnginePlayer:
         text = conversation.add_sampled(sampled)
         if self._policy.observe is not None:
             self._policy.observe(self._name, sampled, sampling)
-        turn = parse(text, tools=bool(request.tools), finish=sampled.finish, tokens=sampled.tokens)
-        self._history.append(Message("assistant", text))
-        self._ends.append(len(self._history))
+        parsed = engine.tokenizer.parse(text, request.tools)
+        turn = replace(parsed, finish=sampled.finish, tokens=sampled.tokens)
+        self._turns += 1
         wanted = request.logprobs or request.token_ids
         pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()
         return Answer(
@@ -80,15 +79,14 @@ class EnginePlayer:
 
     def fork(self, name: str, turns: int) -> EnginePlayer:
         other = self._policy.player(name)
-        other._conversation.tools = self._conversation.tools
-        other.add(self._history[: self._ends[turns - 1]])
+        other._conversation, other._turns = self._conversation.fork(turns), turns
         return other
 
     def transcript(self) -> Transcript:
         return self._conversation.transcript(self._policy.engine.name, self._policy.sampling.temperature)
 
     def _sampling(self, request: TurnRequest) -> Sampling:
-        seed = derived_seed(self._policy.sampling.seed, self._name, len(self._ends))
+        seed = derived_seed(self._policy.sampling.seed, self._name, self._turns)
         changes: dict[str, Any] = {"seed": None if self._policy.sampling.seed is None else seed}
         if self._policy.heed:
             changes |= request.sampling

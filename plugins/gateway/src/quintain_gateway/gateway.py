@@ -79,6 +79,8 @@ class Gateway(Service):
                 if endpoint.limit is not None:
                     raise LimitReached(endpoint.limit.limit, str(endpoint.limit)) from e
                 raise
+            finally:
+                agent.metric(gateway_requests=endpoint.requests, gateway_threads=endpoint.threads)
             await self._server.end(endpoint)
             _raise_failure(endpoint)
             if endpoint.limit is not None:

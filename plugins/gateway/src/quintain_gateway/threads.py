@@ -43,7 +43,6 @@ class Threads:
         self._policy = policy
         self._ends: dict[bytes, list[tuple[Thread, int]]] = {}  # digest at the end of a turn -> thread, turns
         self._asked: dict[bytes, list[Thread]] = {}
-        self._names: dict[str, int] = {}
         self.count = 0
 
     def take(self, messages: Sequence[Message]) -> Thread:
@@ -80,18 +79,16 @@ class Threads:
             if idle is not None:
                 return idle, known
             thread, turns = found[0]
-            name = self._name(digests[-1])
-            self.count += 1
+            name = self._name()
             return Thread(thread.player.fork(name, turns), name, turns), known
-        name = self._name(digests[-1])
-        self.count += 1
+        name = self._name()
         return Thread(self._policy.player(name), name), 0
 
-    def _name(self, digest: bytes) -> str:
-        """A name from the content, so that seeds do not depend on the order in which requests arrive."""
-        name = f"thread-{digest.hex()[:12]}"
-        self._names[name] = again = self._names.get(name, 0) + 1
-        return name if again == 1 else f"{name}-{again}"
+    def _name(self) -> str:
+        # By number, not by content: group-relative advantages compare the rollouts of a group thread by thread, and
+        # what an agent sends in a later thread differs from rollout to rollout.
+        self.count += 1
+        return f"thread-{self.count}"
 
 
 def _digests(messages: Sequence[Message]) -> list[bytes]:

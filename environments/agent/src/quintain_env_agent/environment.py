@@ -1,0 +1,179 @@
+"""The environment `agent`: tasks, one run of the agent per episode, its answer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quintain import (
+    Demonstration,
+    Environment,
+    Limits,
+    Message,
+    PolicyFault,
+    Reply,
+    Rollout,
+    Task,
+    control,
+    need,
+    reward,
+)
+from quintain.cli import current
+from quintain.errors import EnvironmentFault, QuintainError, UsageError
+from quintain.training import messages_of
+from quintain_gateway import Endpoint, Gateway
+
+from . import functions, processes
+
+_SHARES = {"dev": (80, 90), "test": (90, 100), "train": (0, 80)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What an agent leaves.
+
+    Attributes:
+        answer: what its function returned, or the file or standard output of its program, without blanks at the ends.
+        stdout, stderr: of a program.
+    """
+
+    answer: str = ""
+    stdout: str = ""
+    stderr: str = ""
+
+
+@reward(range=(0, 1))
+def right_answer(rollout: Rollout[Task, Answer]) -> float:
+    """1 where the agent's answer is the task's, as text without blanks at the ends."""
+    return float(rollout.result.answer == str(rollout.task.answer).strip())
+
+
+class AgentProgram(Environment[Task, Answer]):
+    """Runs an agent per task, unchanged: the policy answers what it asks of its OpenAI-compatible endpoint.
+
+    A function is called with the prompt and the endpoint (``base_url``, ``api_key``); one that is not async runs in a
+    thread. A program gets the prompt on standard input and for ``{prompt}`` in *argv*, and finds the endpoint in
+    ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``; it runs with the rights of the trainer, in a folder of its own.
+
+    Attributes:
+        function: ``module:function`` or ``file.py:function``.
+        argv: the program, in place of a function.
+        source: environment whose tasks, demonstrations and controls these are.
+        source_args: its arguments.
+        data: JSON lines with ``prompt``, ``answer`` and perhaps ``id``, ``level``, ``split``, in place of *source*.
+        result_file: path in the program's folder of its answer; empty takes standard output.
+        variables: further environment variables of a program.
+        crash: whose failure it is if the agent raises, or exits with a status other than 0, after the policy took a
+            turn: ``environment`` masks the episode, ``policy`` scores it as a fault of the policy. Before the first
+            turn it is the environment's.
+        max_output: bytes of each stream of a program that are kept.
+    """
+
+    reward, limits = right_answer, Limits(turns=32)
+
+    gateway: Gateway = need()
+    function: str = ""
+    argv: tuple[str, ...] = ()
+    source: str = ""
+    source_args: Mapping[str, Any] | None = None
+    data: str = ""
+    result_file: str = ""
+    variables: Mapping[str, str] | None = None
+    crash: Literal["environment", "policy"] = "environment"
+    max_output: int = 1_000_000
+
+    def __post_init__(self) -> None:
+        if bool(self.function) == bool(self.argv):
+            raise UsageError("agent: set either function (module:function or file.py:function) or argv (a program)")
+        if bool(self.source) == bool(self.data):
+            raise UsageError("agent: set either source (an environment that has the tasks) or data (JSON lines)")
+        object.__setattr__(self, "_function", functions.load(self.function) if self.function else None)
+        object.__setattr__(self, "_source", self._made() if self.source else None)
+
+    def tasks(self, split: str) -> Iterable[Task]:
+        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
+        return source.tasks(split) if source else _rows(self.data, split)
+
+    def demonstrations(self, split: str) -> Iterable[Demonstration]:
+        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
+        return source.demonstrations(split) if source else ()
+
+    @control(scores="max")
+    def oracle(self, task: Task, messages: Sequence[Message]) -> str | Reply:
+        """As the source's, else the answer."""
+        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
+        return source.oracle(task, messages) if source else str(task.answer)
+
+    async def rollout(self, task: Task, agent: Any) -> Answer:
+        async with self.gateway.endpoint(agent) as endpoint:
+            if self.function:
+                return await self._called(task, endpoint)
+            return await self._run(task, endpoint)
+
+    async def _called(self, task: Task, endpoint: Endpoint) -> Answer:
+        function: Callable[..., Any] = self._function  # type: ignore[attr-defined]
+        try:
+            value = await functions.call(function, _text(task), endpoint)
+        except QuintainError:
+            raise
+        except Exception as e:
+            raise self._fault(f"the agent raised {type(e).__name__}: {e}", endpoint) from e
+        return Answer(answer=(value if isinstance(value, str) else json.dumps(value, default=str)).strip())
+
+    async def _run(self, task: Task, endpoint: Endpoint) -> Answer:
+        prompt = _text(task)
+        argv = [word.replace("{prompt}", prompt.replace("\0", "")) for word in self.argv]
+        variables = {**(self.variables or {}), **endpoint.environment}
+        ended = await processes.run(
+            argv, prompt.encode("utf-8", "replace"), variables, most=self.max_output, result_file=self.result_file
+        )
+        if ended.status != 0:
+            said = ended.stderr.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
+            raise self._fault(f"the agent's program exited with status {ended.status}: {said[0][:300]}", endpoint)
+        answer = ended.file if self.result_file else ended.stdout
+        return Answer(answer=answer.strip(), stdout=ended.stdout, stderr=ended.stderr)
+
+    def _fault(self, message: str, endpoint: Endpoint) -> Exception:
+        by_policy = self.crash == "policy" and endpoint.turns
+        return PolicyFault(message) if by_policy else EnvironmentFault(message)
+
+    def _made(self) -> Environment[Any, Any]:
+        component = current().load("environment", self.source)
+        if not (isinstance(component, type) and issubclass(component, Environment)):
+            raise UsageError(f"agent: source {self.source!r} is no environment")
+        try:
+            environment: Environment[Any, Any] = component(**dict(self.source_args or {}))
+        except TypeError as e:
+            raise UsageError(f"agent: source_args do not fit {self.source!r}: {e}") from e
+        return environment
+
+
+def _text(task: Task) -> str:
+    return "\n\n".join(m.content for m in messages_of(task.prompt))
+
+
+def _rows(path: str, split: str) -> Iterator[Task]:
+    """The tasks of a file in *split*; a row without one falls to train, dev or test (80, 10, 10 %) by its content."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                row = json.loads(line)
+                if not isinstance(row, dict) or not isinstance(row.get("prompt"), str) or "answer" not in row:
+                    raise EnvironmentFault(
+                        f"{path}, line {number}: expected an object with a text prompt and an answer"
+                    )
+                task = Task(**{k: row[k] for k in ("prompt", "answer", "id", "level") if row.get(k) is not None})
+                if row.get("split", _split(task)) == split:
+                    yield task
+    except (OSError, ValueError, TypeError) as e:
+        raise EnvironmentFault(f"{path}: {e}") from e
+
+
+def _split(task: Task) -> str:
+    share = int(hashlib.sha256(str(task.prompt).encode()).hexdigest()[:8], 16) % 100
+    return next(name for name, (low, high) in _SHARES.items() if low <= share < high)
