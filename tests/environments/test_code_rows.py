@@ -142,7 +142,7 @@ def test_levels_and_sources_are_those_of_the_row() -> None:
         ({**PROGRAM, "language": "cobol"}, "the language 'cobol' needs `argv`"),
         ({**PROGRAM, "weights": [0.5]}, "weights sum to 0.5"),
         ({**PROGRAM, "weights": "half"}, "weights is 'half'; expected a number, or for weights a list of them"),
-        ({**PROGRAM, "seconds": "long"}, "seconds is 'long'; expected a number"),
+        ({**PROGRAM, "cpu_seconds": "long"}, "cpu_seconds is 'long'; expected a number"),
         ({**PROGRAM, "outputs": []}, "outputs 0; expected one output for each input"),
         ({"prompt": "?", "tests": "assert f() == 1"}, "tests is a str; expected a list of texts"),
         ({**MODULES, "files": ["json.py", "b.py"]}, "name of a module of Python"),
