@@ -13,6 +13,7 @@ from .protocol import ProbedSandbox
 from .rlimits import Rlimits
 from .running import LineTimeout, LineTooLong, ReadError, RunningProgram
 from .session import Interpreter, PythonOutcome, Session, SessionFileError
+from .tools import python_tool
 
 __all__ = [
     "AXES",
@@ -38,4 +39,5 @@ __all__ = [
     "SessionFileError",
     "Usage",
     "open_streams",
+    "python_tool",
 ]
