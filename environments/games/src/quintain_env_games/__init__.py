@@ -1,0 +1,13 @@
+"""Multi-turn worlds: guess a number, walk a maze, play Nim, serve a customer, work in a store with tools."""
+
+from __future__ import annotations
+
+from .customers import Customer
+from .duel import Duel
+from .guess import Guess
+from .maze import Maze
+from .opponents import Frozen, Opponent
+from .returns import Returns
+from .tools import Tools
+
+__all__ = ["Customer", "Duel", "Frozen", "Guess", "Maze", "Opponent", "Returns", "Tools"]
