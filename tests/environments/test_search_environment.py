@@ -77,14 +77,10 @@ class TestSearch(OfPilots):
         assert len({r.result.seen for r in together}) > 20
 
 
-class TestTwoHops(OfPilots):
-    args = {"pilots": PILOTS, "hops": (2,), "open_tool": "", "results": 1}
-
-
 @needs_data
 class TestSquad(EnvironmentSuite):
     environment = Search
-    sample = 60
+    sample, episodes = 30, 4
     args = {"data": str(SQUAD), "results": 5}
 
     @classmethod

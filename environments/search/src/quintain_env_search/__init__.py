@@ -6,6 +6,7 @@ from .answers import Answer, read_answer
 from .desk import ToolServer, ToolSession
 from .environment import Search
 from .rewards import answer_f1, answer_format, citation, exact_match, tool_calls
+from .server import SearchServer
 from .service import SearchService
 from .tasks import Hop, SearchResult, SearchTask, Seen
 
@@ -14,6 +15,7 @@ __all__ = [
     "Hop",
     "Search",
     "SearchResult",
+    "SearchServer",
     "SearchService",
     "SearchTask",
     "Seen",

@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
 from quintain import Service, Tool, ToolError, ToolSpec
-from quintain_mcp import Passage, SearchIndex, build_index
+from quintain_mcp import SearchIndex, build_index
 from quintain_mcp.search_server import EXCERPT_CHARS, MAX_HITS, OPEN_CHARS, render
 
-from .pilots import passages
-from .squad import read_squad
+from .corpus import EnvironmentCorpus
 
 SEARCH = ToolSpec(
     name="search",
     parameters={"properties": {"query": {"type": "string"}, "k": {"type": "integer"}}, "required": ["query"]},
 )
 OPEN = ToolSpec(name="open", parameters={"properties": {"id": {"type": "string"}}, "required": ["id"]})
-
-
-@dataclass(frozen=True)
-class EnvironmentCorpus:
-    """The passages of an environment: the paragraphs of a SQuAD file, or pilots."""
-
-    data: str
-    pilots: int
-    seed: int
-
-    def passages(self) -> Iterator[Passage]:
-        return iter(read_squad(self.data).passages) if self.data else passages(self.pilots, self.seed)
-
-    def digest(self) -> str:
-        """A hash of the passages."""
-        digest = hashlib.blake2b(digest_size=16)
-        for passage in self.passages():
-            digest.update(f"{passage!r}\n".encode())
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
