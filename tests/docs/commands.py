@@ -27,6 +27,7 @@ CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
+MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -47,6 +48,10 @@ ELSEWHERE = {
     "quintain-search-server corpus.jsonl --text-column text --id-column id --query radium": SEARCH,
     "quintain-search-server corpus.jsonl": SEARCH,
     "quintain-search-server corpus.jsonl --http 8765": SEARCH,
+    "quintain mcp tools --command 'quintain-search-server corpus.jsonl'": MCP,
+    "quintain mcp tools --command 'quintain-search-server corpus.jsonl' --json": MCP,
+    "quintain mcp tools --url http://127.0.0.1:8765/mcp": MCP,
+    "quintain mcp tools --recipe agent.toml": MCP,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""

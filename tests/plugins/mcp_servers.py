@@ -66,3 +66,6 @@ def processes_of(marker: str) -> list[int]:
             if marker in line and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
+
+
+BARE_SERVER = (sys.executable, "-I", "-S", str(Path(__file__).with_name("mcp_bare_server.py")))

@@ -1,7 +1,7 @@
 """An MCP server for the tests of the client, honest and not: ``python mcp_tool_server.py [MODE] [--http]``.
 
-Modes of the start: ``honest``; ``exit`` ends at once; ``hang`` says nothing; ``garbage`` prints lines on stdout that
-are no messages, and works; ``flood`` prints nothing else.
+Modes of the start: ``honest``; ``exit`` ends at once; ``garbage`` prints lines on stdout that
+are no messages, and works.
 """
 
 from __future__ import annotations
@@ -57,15 +57,6 @@ def tool_server() -> MCPServer:
         """End the server."""
         print("about to crash", file=sys.stderr, flush=True)
         os._exit(status)
-
-    @server.tool(annotations=READ_ONLY, structured_output=False)
-    async def crash_once(path: str) -> str:
-        """End the server at the first call."""
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return "back again"
-        os._exit(3)
 
     @server.tool(structured_output=False)
     async def huge(size: int) -> str:
@@ -149,8 +140,6 @@ def tool_server() -> MCPServer:
         asyncio.get_running_loop().call_later(0.1, time.sleep, 600)
         return str(os.getpid())
 
-    if extra := os.environ.get("EXTRA_TOOL"):
-        server.add_tool(lambda: "", name=extra, description="A further tool.")
     if text := os.environ.get("ECHO_TEXT"):
         server.remove_tool("echo")
         server.add_tool(echo, description=text, structured_output=False)
@@ -167,13 +156,8 @@ def main() -> None:
     mode = sys.argv[1] if len(sys.argv) > 1 else "honest"
     if mode == "exit":
         sys.exit("no licence was found\nbuy one")
-    if mode == "hang":
-        print("waiting for the database", file=sys.stderr, flush=True)
-        time.sleep(600)
     if mode == "garbage":
         print("Welcome to the tools!\n{}\n\xff", flush=True)
-    while mode == "flood":
-        print("Welcome to the tools!")
     server = tool_server()
     if "--http" not in sys.argv:
         server.run("stdio")

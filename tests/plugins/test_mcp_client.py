@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from quintain.errors import InfrastructureError, UsageError
+from quintain import ToolCall
+from quintain.errors import InfrastructureError, ToolError, UsageError
 from quintain_mcp import Mcp, McpServer
 
 from .mcp_servers import TOOL_SERVER, tools_over_http
@@ -43,10 +44,11 @@ def test_tools_and_results(server: McpServer) -> None:
             assert "The sum of two numbers." == tools["add"].spec.description
             assert ["a", "b"] == tools["add"].spec.parameters["required"]
             assert '<untrusted tool="add">\n3\n</untrusted>' == await tools["add"].call({"a": 1, "b": 2})
-            failed = await tools["fail"].call({"reason": "no ink"})
-            assert failed.startswith('error: <untrusted tool="fail">\n')
-            assert "no ink" in failed
-            assert "Field required" in await tools["add"].call({"a": 1})
+            failed = await tools["fail"].run(ToolCall(name="fail", arguments={"reason": "no ink"}))
+            assert (failed.error or "").startswith('error: <untrusted tool="fail">\nError')
+            assert "no ink" in (failed.error or "")
+            with pytest.raises(ToolError, match="Field required"):
+                await tools["add"].call({"a": 1})
             assert ("add", "fail") == tuple(t.spec.name for t in session.choose("fail", "add"))
             with pytest.raises(UsageError, match=r"unknown tool 'ad'; did you mean 'add'\?"):
                 session.choose("ad")

@@ -35,6 +35,7 @@ _BROUGHT = {
     "quintain-curricula": "curriculum:adaptive command:pass-rates",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
+    "quintain-mcp": "command:mcp service:mcp",
     "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
@@ -85,8 +86,7 @@ class Component:
         return self.target.partition(":")[0].strip()
 
     def __str__(self) -> str:
-        owner = f" of {self.distribution} {self.version}".rstrip() if self.distribution else ""
-        return f"{self.kind} {self.name!r}{owner}"
+        return f"{self.kind} {self.name!r} of {self.distribution} {self.version}".removesuffix(" of  ").rstrip()
 
 
 def discover() -> Iterator[Component]:

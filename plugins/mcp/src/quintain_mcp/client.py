@@ -12,7 +12,7 @@ from typing import Any, Self
 from mcp.types import CallToolResult, TextContent
 
 from quintain import InfrastructureError, Service, Tool
-from quintain.errors import UnknownNameError, UsageError
+from quintain.errors import ToolError, UnknownNameError, UsageError
 
 from .connection import CallRefused, Connection, SlowTool
 from .declaration import McpServer
@@ -122,8 +122,10 @@ class McpSession:
         self._tools: dict[str, tuple[ServerPool, RemoteTool]] = {
             tool.spec.name: (pool, tool) for pool in pools for tool in pool.tools.tools.values()
         }
+        # Its own limits come first, and a fence must not be cut open.
         self.tools = tuple(
-            Tool(spec=tool.spec, call=partial(self._shown, name)) for name, (_, tool) in self._tools.items()
+            Tool(spec=tool.spec, call=partial(self._shown, name), characters=2 * pool.server.characters + 1000)
+            for name, (pool, tool) in self._tools.items()
         )
         self._own: dict[str, Connection] = {}
         self._taking = asyncio.Lock()
@@ -176,7 +178,7 @@ class McpSession:
             except InfrastructureError:
                 if shared:
                     pool.failed(connection)
-                if not again:
+                if not again or not connection.failure:  # it took too long, and would again
                     raise
                 again = False
                 continue
@@ -191,7 +193,10 @@ class McpSession:
                 pool.give_back(self._own.pop(pool.name))
 
     async def _shown(self, name: str, arguments: Mapping[str, Any]) -> str:
-        return (await self.call(name, arguments)).shown
+        result = await self.call(name, arguments)
+        if result.failed:
+            raise ToolError(result.shown)
+        return result.shown
 
     async def _connection(self, pool: ServerPool) -> Connection:
         """The episode's own session with a server. All are taken at once, in one order: else two episodes could each

@@ -96,7 +96,8 @@ class Connection:
             said = self._wire.said()
             if said and said not in self.failure:
                 self.failure = f"{self.failure}; {said}"
-            raise InfrastructureError(f"the MCP server {self.name!r} does not start: {self.failure}")
+            verb = f"does not answer at {self.server.url}" if self.server.url else "does not start"
+            raise InfrastructureError(f"the MCP server {self.name!r} {verb}: {self.failure}")
         except BaseException:
             await self.close()
             raise
@@ -143,8 +144,6 @@ class Connection:
     async def _judge_slow(self, tool: str) -> CallToolResult:
         """After a time-out: whether it was the tool, or the server."""
         slow = f"the tool {tool!r} took over {self.server.seconds:g} s"
-        if self.server.on_timeout == "failure":
-            raise self._fail(slow)
         alive = True
         try:
             assert self._client is not None
@@ -154,10 +153,10 @@ class Connection:
         except (TimeoutError, ValidationError):
             alive = False
         if not alive:
-            dead = self._fail(f"{slow}, and the server does not answer")
-            if self.server.on_timeout == "auto":
-                raise dead
-        raise SlowTool(slow)
+            failure = self._fail(f"{slow}, and the server does not answer")
+        if self.server.on_timeout == "message" or (alive and self.server.on_timeout == "auto"):
+            raise SlowTool(slow)
+        raise InfrastructureError(f"the MCP server {self.name!r}: {slow}") if alive else failure
 
     async def close(self) -> None:
         """End the session, and the server if it is a process of ours."""

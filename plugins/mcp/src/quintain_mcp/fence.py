@@ -20,7 +20,7 @@ _SHAPES = re.compile(
             # <s>, </think>, <tool_call>, <function=name>, <|im_end|>, <turn|>, <seed:bos>, <<SYS>>
             rf"{_OPEN}(?=[^\s<>\uff1c\uff1e]{{1,{LONGEST}}}{_CLOSE})",
             rf"{_OPEN}(?={_BAR})",
-            rf"{_OPEN}(?=\s*/?\s*(?i:{TAG}))",
+            rf"{_OPEN}(?=(?:/\s*)?(?i:{TAG}))",
             # [INST], [/INST], [TOOL_CALLS], [gMASK], [|user|], [e~[, ]~b]
             rf"{_LEFT}(?=/?[a-z]?[A-Z][A-Z_]{{1,40}}{_RIGHT})",
             rf"{_LEFT}(?={_BAR})",

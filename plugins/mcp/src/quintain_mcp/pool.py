@@ -43,7 +43,7 @@ class ServerPool:
         self._closing: set[asyncio.Task[None]] = set()
         self._failures, self._last_failure, self._not_before = 0, "", 0.0
         self._changed = ""
-        self._warned = False
+        self._warned = self._is_stopping = False
 
     async def start(self) -> None:
         """Open the first session and pin its tools.
@@ -62,6 +62,7 @@ class ServerPool:
 
     async def stop(self) -> None:
         """Close all sessions."""
+        self._is_stopping = True
         while self._open or self._closing:  # a session that is given back meanwhile closes as well
             for connection in [*self._open]:
                 self._retire(connection)
@@ -93,8 +94,8 @@ class ServerPool:
         self._failures = 0
 
     def failed(self, connection: Connection) -> None:
-        """Replace a session that is over."""
-        if connection in self._open:
+        """Replace a session if it is over."""
+        if connection.failure and connection in self._open:
             self._retire(connection)
             self._note(connection.failure)
 
@@ -144,7 +145,7 @@ class ServerPool:
 
     async def _recover(self, connection: Connection) -> None:
         try:
-            if not connection.failure and self.server.reset and await self._reset(connection):
+            if self.server.reset and not connection.failure and not self._is_stopping and await self._reset(connection):
                 self._idle.append(connection)
                 return
             if connection.failure:
@@ -205,8 +206,12 @@ class ServerPool:
     async def _connect(self) -> Connection:
         connection = Connection(self.name, self.server, self._compare)
         self.starts += 1
-        await connection.open()
         self._open.add(connection)
+        try:
+            await connection.open()
+        except BaseException:
+            self._open.discard(connection)
+            raise
         return connection
 
     def _compare(self, connection: Connection, listed: list[McpTool]) -> None:

@@ -22,7 +22,7 @@ class McpResult:
         text: of the result, shortened and neutral (see `fence`); a line stands for an image or a resource.
         failed: the tool reports an error, the call was refused, or it took too long.
         structured: the structured content, as the server sent it; ``None`` without one.
-        shown: the message for the model: *text* in its fence, after ``error:`` if the call failed.
+        shown: the message for the model: *text* in its fence. Words of our own have none.
     """
 
     text: str
@@ -33,7 +33,7 @@ class McpResult:
 
 def refused(reason: str) -> McpResult:
     """The result of a call without an answer; *reason* is in our own words, or neutral."""
-    return McpResult(text=reason, failed=True, shown=f"error: {reason}")
+    return McpResult(text=reason, failed=True, shown=reason)
 
 
 def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -> McpResult:
@@ -45,8 +45,6 @@ def read_result(result: CallToolResult, tool: str, limit: int, *, fence: bool) -
             text = f"{text}\n{part[: limit + 1]}" if text else part[: limit + 1]
     cut = neutral(text[:limit]) + (f" ... ({size:,} characters in all)" if size > limit else "")
     shown = fenced(cut, tool) if fence else cut
-    if result.is_error:
-        shown = f"error: {shown}"
     return McpResult(text=cut, failed=result.is_error, structured=result.structured_content, shown=shown)
 
 

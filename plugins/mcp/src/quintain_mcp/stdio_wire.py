@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 from mcp.shared.message import SessionMessage
-from mcp.types import JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
+from mcp.types import ErrorData, JSONRPCError, JSONRPCRequest, JSONRPCResponse, jsonrpc_message_adapter
 
 from quintain import InfrastructureError
 
-from .wire_errors import oversize
+from .wire_errors import oversize, unreachable
 
 log = logging.getLogger("quintain.mcp")
 GUARD = Path(__file__).with_name("guard_main.py")
@@ -173,6 +173,10 @@ class StdioWire:
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValueError:
+            found = _ID_FIRST.match(line[:ENDS]) or _ID_LAST.search(line[-ENDS:])
+            if found and int(found[1]) in self._pending:
+                await self._answer(int(found[1]), unreachable("its answer is no JSON-RPC message"))
+                return ""
             self._garbage.append(line[:80].decode("utf-8", "replace"))
             if len(self._garbage) == 1:
                 log.warning("a server wrote to stdout what is no message: %r (%s)", self._garbage[0], self._argv[0])
@@ -192,10 +196,13 @@ class StdioWire:
         if len(ids) > 1:
             return f"the server sent a message of {size:,} bytes; at most {self._limit:,} are read (message_bytes)"
         for number in ids & self._pending:
-            self._pending.discard(number)
-            error = oversize(size, self._limit)
-            await self._deliver(SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)))
+            await self._answer(number, oversize(size, self._limit))
         return ""
+
+    async def _answer(self, number: int, error: ErrorData) -> None:
+        """Answer a request in the server's place."""
+        self._pending.discard(number)
+        await self._deliver(SessionMessage(JSONRPCError(jsonrpc="2.0", id=number, error=error)))
 
     async def _deliver(self, message: SessionMessage) -> None:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session is gone
