@@ -26,6 +26,7 @@ CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
+SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
 MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
@@ -41,6 +42,7 @@ ELSEWHERE = {
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
     "quintain train agent.toml": AGENT,
+    "quintain serve arithmetic-1 --record sessions": SERVE,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,
     "quintain-search-server corpus.jsonl --query 'who discovered radium'": SEARCH,

@@ -23,6 +23,7 @@ SMALL = {
 }
 
 
+@pytest.mark.slow
 def test_the_page_shows_a_recipe_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -121,7 +121,11 @@ class Server:
 
         return guarded
 
+    def check(self, request: web.Request) -> None:
+        """Raise an `ApiError` for a request that must not be answered, whatever its key."""
+
     async def _endpoint(self, request: web.Request) -> Endpoint:
+        self.check(request)
         scheme, _, key = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not key.strip():
             raise ApiError(401, "missing_api_key", "send the key of the episode as `Authorization: Bearer KEY`")

@@ -1,0 +1,152 @@
+"""A model behind an address: sessions by key, each with its own conversations, reaped when nobody uses them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from quintain import Sampled, Sampling, TokenEngine
+
+from .endpoint import Endpoint
+from .engine_policy import EnginePolicy
+from .errors import ApiError
+from .server import Server, is_loopback
+
+MOST_SESSIONS = 1024
+MOST_CONVERSATIONS = 4096
+"""Of a session; then it ends, and the key begins another one."""
+CONCURRENCY, QUEUE = 64, 1024
+
+
+@dataclass(eq=False)
+class Session:
+    """The conversations under one key."""
+
+    endpoint: Endpoint
+    policy: EnginePolicy
+    began: float = field(default_factory=time.time)
+    turns: list[dict[str, Any]] = field(default_factory=list)
+
+    def observe(self, name: str, sampled: Sampled, sampling: Sampling) -> None:
+        """Note the settings of a turn, which requests choose."""
+        chosen = {"temperature": sampling.temperature, "top_p": sampling.top_p, "seed": sampling.seed}
+        self.turns.append({"conversation": name, "tokens": len(sampled.ids), "finish": sampled.finish, **chosen})
+
+
+class ModelServer(Server):
+    """Serves *engine*, one session per key.
+
+    Args:
+        key: the only one that is accepted; empty accepts any, each with a session of its own, from this machine.
+        record: folder that each session is written to when it ends; ``None`` records nothing.
+        idle: seconds after which an unused session ends.
+    """
+
+    def __init__(
+        self,
+        engine: TokenEngine,
+        sampling: Sampling,
+        *,
+        key: str = "",
+        record: Path | None = None,
+        idle: float = 600.0,
+        **server: Any,
+    ) -> None:
+        super().__init__(**server)
+        self._engine, self._sampling = engine, sampling
+        self._key, self._record, self._idle = key, record, idle
+        self._sessions: dict[str, Session] = {}
+        self._written = 0
+        self._reaper: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        self._reaper = asyncio.create_task(self._reap(), name="quintain-gateway-reaper")
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        if self._reaper is not None:
+            self._reaper.cancel()
+        for key in [*self._sessions]:
+            await self._end(key)
+        await super().__aexit__(*exc)
+
+    @property
+    def sessions(self) -> int:
+        """Number of open sessions."""
+        return len(self._sessions)
+
+    def check(self, request: web.Request) -> None:
+        """Without a key, refuse what a page in a browser could send through a name that it points to this machine."""
+        host = urlsplit(f"//{request.host}").hostname or ""
+        if not self._key and not is_loopback(host):
+            raise ApiError(403, "unknown_host", f"requests without a key come from this machine; host is {host!r}")
+
+    async def endpoint_for(self, key: str) -> Endpoint:
+        if self._key and _digest(key) != _digest(self._key):
+            raise ApiError(401, "invalid_api_key", "this is not the key that the server was started with")
+        if key in self._sessions and self._sessions[key].endpoint.threads >= MOST_CONVERSATIONS:
+            await self._end(key)  # its memory would grow without bound
+        if key not in self._sessions:
+            if len(self._sessions) >= MOST_SESSIONS:
+                raise ApiError(429, "too_many_sessions", f"{MOST_SESSIONS} sessions are open", retry=True)
+            self._sessions[key] = self._session(key)
+        return self._sessions[key].endpoint
+
+    def _session(self, key: str) -> Session:
+        policy = EnginePolicy(self._engine, self._sampling)
+        endpoint = Endpoint(policy, self.base_url, key, concurrency=CONCURRENCY, queue=QUEUE)
+        session = Session(endpoint, policy)
+        policy.observe = session.observe if self._record is not None else None
+        return session
+
+    async def _reap(self) -> None:
+        while True:
+            await asyncio.sleep(min(self._idle, 30.0) / 2)
+            before = asyncio.get_running_loop().time() - self._idle
+            for key, session in [*self._sessions.items()]:
+                if not session.endpoint.busy and session.endpoint.last_used < before:
+                    await self._end(key)
+
+    async def _end(self, key: str) -> None:
+        session = self._sessions.pop(key)
+        await session.endpoint.close()
+        if self._record is not None and session.turns:
+            self._written += 1
+            _write(self._record, key, session, self._written)
+
+
+def _write(folder: Path, key: str, session: Session, number: int) -> None:
+    """One JSON file per session, complete or not there. The key itself is not written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    transcripts: Mapping[str, Any] = {name: _plain(t) for name, t in session.policy.transcripts().items()}
+    record = {"session": _digest(key)[:16], "began": session.began, "turns": session.turns, "transcripts": transcripts}
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime(session.began))
+    path = folder / f"{stamp}-{number:05d}-{os.getpid()}.json"
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(record), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def _plain(transcript: Any) -> dict[str, Any]:
+    """A transcript as `quintain.Rollout.to_json` has it."""
+    columns = ("ids", "sources", "logps", "versions")
+    branches = [
+        {"parent": b.parent, "fork": b.fork, **{c: list(getattr(b, c)) for c in columns}} for b in transcript.branches
+    ]
+    about = ("policy", "tokenizer", "temperature")
+    return {"branches": branches, **{name: getattr(transcript, name) for name in about}}
+
+
+def _digest(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
