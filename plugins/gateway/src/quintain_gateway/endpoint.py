@@ -154,8 +154,10 @@ class Endpoint:
         What is no readable call, or was not allowed, stays text: the agent sees what the policy wrote.
         """
         turn = answer.turn
+        if not turn.calls:
+            return answer
         calls = tuple(c for c in turn.calls if not c.error and c.name) if request.calls_allowed else ()
-        if turn.calls and not calls:
+        if not calls:
             thought = turn.text.find("</think>") + len("</think>") if turn.reasoning else 0
             return replace(answer, turn=replace(turn, calls=(), reply=turn.text[thought:].strip()))
         renamed = []
@@ -168,6 +170,8 @@ class Endpoint:
     def _as_known(self, message: Message) -> Message:
         """*message* with the ids that the conversation has."""
         known: Mapping[str, str] = self._calls
+        if not known:
+            return message
         if message.call_id in known:
             return replace(message, call_id=known[message.call_id])
         if any(c.id in known for c in message.calls):

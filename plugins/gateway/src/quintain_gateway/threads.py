@@ -100,6 +100,8 @@ def _digests(messages: Sequence[Message]) -> list[bytes]:
 
 
 def _next(before: bytes, message: Message) -> bytes:
-    calls = [(c.name, c.error or dict(c.arguments)) for c in message.calls]
-    text = json.dumps([message.role, message.content.strip(), calls], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), key=before, digest_size=16).digest()
+    text = f"{message.role}\n{message.content.strip()}"
+    if message.calls:
+        calls = [(c.name, c.error or dict(c.arguments)) for c in message.calls]
+        text += f"\0{json.dumps(calls, sort_keys=True, default=str)}"
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), key=before, digest_size=16).digest()
