@@ -35,6 +35,7 @@ _BROUGHT = {
     "quintain-curricula": "curriculum:adaptive command:pass-rates",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
+    "quintain-gateway": "command:serve",
     "quintain-mcp": "command:mcp service:mcp",
     "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",
