@@ -11,15 +11,16 @@ from collections.abc import Callable
 from fractions import Fraction
 
 from . import sets, structure
-from .dates import moment
+from .dates import clock, moment
 from .expressions import Unreadable, equal, equal_values, expression, proportional
 from .literals import based, rational
-from .units import Quantity, quantity, same_dimensions
+from .units import Quantity, compound, quantity, same_dimensions
 
 _CHOICE = re.compile(
     r"(?i)(?:\\text\{)?\s*(?:(?:option|choice|answer)\s*)?\(?\s*(?:\\text\{)?\(?([A-J])\)?\}?\s*\)?\s*(?:[.):]\s*\}?\s*(?P<content>.*))?\}?\.?"
 )
 _CHOICE_SPACE = re.compile(r"(?:\\text\{)?\(([A-J])\)\}?\s*(?P<content>.+)")
+_LABELLED = re.compile(r"(?:\\text\{\(?[A-J]\)\}|\(?[A-J]\))(?P<content>[-\d\\].*)")
 _MODULO = re.compile(r"(?:(.*?)\\equiv)?(.*?)\(?\s*\\(?:pmod|bmod|mod)\s*\{?(\d+)\}?\s*\)?")
 _RATIO = re.compile(r"[^:=<>,]+(?::[^:=<>,]+)+")
 Rule = Callable[[str, str], bool | None]
@@ -89,6 +90,7 @@ def _plain(text: str) -> str:
         text,
     )
     text = re.sub(r"(?<=[\[(])([^\[\](),;]+[,;][^\[\](),;]+)\[(?![^\]]*\])", r"\1)", text)
+    text = compound(text) or text
     text = re.split(r"\\(?:Rightarrow|Longrightarrow|therefore)(?![A-Za-z])", text)[-1].strip()
     if re.fullmatch(r"\{[^{}]*[:|][^{}]*\}", text):  # braces that were meant to be seen
         text = rf"\{{{text[1:-1]}\}}"
@@ -121,8 +123,14 @@ def _choice(text: str) -> tuple[str, str] | None:
 
 
 def _choices(gold: str, answer: str) -> bool | None:
-    """A letter from A to J names a choice, with or without parentheses and with or without its content."""
+    """A letter from A to J names a choice, with or without parentheses and with or without its content.
+
+    Where the reference is the content alone, so may the answer be behind its letter.
+    """
     reference = _choice(gold)
+    labelled = _LABELLED.fullmatch(answer)
+    if reference is None and labelled and not re.search(r"(?<![\\A-Za-z])[A-J](?![A-Za-z])", gold):
+        return same(gold, labelled["content"])
     if reference is None or (not reference[1] and not re.fullmatch(r"\W*(?:\\text\{)?\W*[A-J]\W*", gold)):
         return None
     given = _choice(answer)
@@ -136,7 +144,9 @@ def _choices(gold: str, answer: str) -> bool | None:
 def _moments(gold: str, answer: str) -> bool | None:
     """Half of the day and year are part of a time: without them it is another answer."""
     a, b = moment(gold), moment(answer)
-    return None if a is None and b is None else a == b
+    if a is None and b is None:
+        return None
+    return (a or clock(gold)) == (b or clock(answer))
 
 
 def _words(gold: str, answer: str) -> bool | None:
@@ -187,6 +197,9 @@ def _sets(gold: str, answer: str) -> bool | None:
         found.append(sets.number_set(text))
     if found[0] is None or found[1] is None:
         return None
+    names = [sets.subject(text) for text in (gold, answer)]
+    if all(names) and not _same_name(*names):
+        return False
     return sets.same_sets(*found)
 
 

@@ -14,6 +14,14 @@ _DATE = re.compile(
 )
 
 
+def clock(text: str) -> tuple[int, ...] | None:
+    """The time of day on a clock of 24 hours; ``None`` for other text, and from 1:00 to 12:59, which are two times."""
+    time = re.fullmatch(r"([01]?\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", text)
+    if time is None or 1 <= int(time[1]) <= 12:
+        return None
+    return int(time[1]), int(time[2]), int(time[3] or 0)
+
+
 def moment(text: str) -> tuple[int, ...] | None:
     """The time of day or the date that normalised *text* names; ``None`` for other text.
 

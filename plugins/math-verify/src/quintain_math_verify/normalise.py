@@ -90,7 +90,7 @@ def _compatible(c: str) -> str:
 
 def _delimiters(text: str) -> str:
     """Without math mode's delimiters, boxes and final punctuation; ``\\$`` stays, as a unit."""
-    text = text.strip().strip("\"'`").strip()
+    text = _unquoted(text.strip()).strip()
     text = text.replace(r"\$", "\0").replace("$$", " ")
     if re.fullmatch(r"\s*\$\s*[\d.,]+\s*", text):
         text = text.replace("$", "\0")
@@ -109,6 +109,14 @@ def _delimiters(text: str) -> str:
             break
         text = text[:-1].rstrip()
     return text
+
+
+def _unquoted(text: str) -> str:
+    """Without quotation marks around it; an apostrophe at the end alone is a prime."""
+    bare = text.lstrip("\"'`")
+    for _ in range(len(text) - len(bare)):
+        bare = bare.removesuffix("'")
+    return bare.rstrip('"`')
 
 
 def _styles(text: str) -> str:
@@ -217,6 +225,11 @@ def _numbers(text: str) -> str:
     )
     text = re.sub(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda m: m[0].replace(" ", ""), text)
     text = re.sub(r"(?<=\d)_(?=\d{3}(?!\d)(?<=000))", "", text)
+    text = re.sub(  # dots over the first and the last digit of the block
+        r"(?<!\d)(\d{0,60})\.(\d{0,60}?)\\dot\s*\{?(\d)\}?(\d{0,60})\\dot\s*\{?(\d)\}?",
+        lambda m: _repeating(m[1] or "0", m[2], m[3] + m[4] + m[5]),
+        text,
+    )
     text = re.sub(
         r"(?<!\d)(\d{0,60})\.(\d{0,60}?)(?:\\(?:overline|bar|dot)\s*(?:\{(\d+)\}|(\d))|\((\d+)\))",
         _repeating_block,

@@ -58,6 +58,7 @@ e             ⅇ
 \text{euro}   €
 \text{pound}  £
 \text{yen}    ¥
+\text{cent}   ¢
 \mu           µ
 """
 _GREEK = """
@@ -95,6 +96,10 @@ i              \imath \mathrm{i}
 \lor           \vee
 \Rightarrow    \implies
 \log_{10}      \lg
+\text{pound}   \pounds
+\text{euro}    \euro
+\text{yen}     \yen
+\text{cent}    \cent
 """
 
 

@@ -28,6 +28,9 @@ _NUMBER_SETS = {
 }
 _NUMBER_SETS |= {name: _NUMBER_SETS[rf"\mathbb{{{name}}}"] for name in "RZNQ"}  # bold or plain, beside another set
 _ORDER = {"<": ("<", False), ">": (">", False), r"\le": ("<", True), r"\ge": (">", True)}
+_JOINED = re.compile(
+    r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))"
+)
 _SIMPLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?")
 
 
@@ -112,7 +115,7 @@ def _braced(content: str) -> Any | None:
 
 def _condition(text: str) -> Any | None:
     """The solutions of inequalities in one variable: ``1<x\\le3``, ``x<1`` or ``x>3``, ``x\\ne0``."""
-    joined = re.split(r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))", text)
+    joined = _JOINED.split(text)
     parts = [p for p in joined[0::4] if p and p.strip()]
     joins = {j.strip() for k in (1, 2, 3) for j in joined[k::4] if j}
     if len(parts) > 1 and r"\in" not in text:
@@ -134,6 +137,17 @@ def _condition(text: str) -> Any | None:
             return None
         result = result & one
     return result
+
+
+def subject(text: str) -> str:
+    """The variable that a condition is about; empty for a set that names none outside its braces."""
+    if bracketed(text) is not None:
+        return ""
+    member, signs = split(text, (r"\in", r"\notin"))
+    if signs:
+        return member[0] if _SIMPLE.fullmatch(member[0]) else ""
+    first = _JOINED.split(text)[0]
+    return _variable(first) if relation(first)[1] else ""
 
 
 def _value(text: str) -> Any | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 OPENING = {
     "(": ")",
@@ -18,6 +19,9 @@ _TOKEN = re.compile(r"\\text\{[^{}]*\}|\\(?:begin|end)\{[^{}]*\}|\\[A-Za-z]+|\\.
 _JOINERS = re.compile(r"\\text\{\s*,?\s*(?:and|or|and/or)\s*,?\s*\}")
 _PLAIN_JOINERS = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
 RELATIONS = ("=", "<", ">", r"\le", r"\ge", r"\ne", r"\approx")
+
+MOST_SIGNS = 4
+"""Signs ``\\pm`` of one expression that are chosen one by one: 16 values."""
 
 _INDEX = r"(?:_(?:\{[^{}]*\}|\w)|')*"
 _GREEK = (
@@ -35,6 +39,9 @@ _NAME = re.compile(
 )
 
 
+_SCALED = re.compile(
+    r"(?P<factor>(?:-|\\frac|\\sqrt|\\pi|[\w{}()/.+^])+)(?:\\cdot)?(?P<matrix>\\begin\{([bpB]?matrix)\}.*\\end\{\3\})", re.DOTALL
+)
 _DENIALS = frozenset(
     "not no nor neither isn't wrong incorrect false true never anything everything but except other than if unless "
     "maybe perhaps possibly nan none null undefined cannot".split()
@@ -148,7 +155,14 @@ def spoken_number(text: str | None) -> str | None:
 
 
 def matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists."""
+    """Kind of brackets and the rows of a matrix, in LaTeX or as nested lists; a factor before it is in each entry."""
+    scaled = _SCALED.fullmatch(text)
+    if scaled:
+        inner = matrix(scaled["matrix"])
+        factor = "-1" if scaled["factor"] == "-" else scaled["factor"]
+        if inner is None or inner[0] == "det":
+            return None
+        return "matrix", [[rf"({factor})\cdot({cell})" for cell in row] for row in inner[1]]
     text = text.replace(r"\begin{smallmatrix}", r"\begin{matrix}").replace(r"\end{smallmatrix}", r"\end{matrix}")
     match = re.fullmatch(
         r"[\[(|{]?\s*\\begin\{([a-zA-Z]*matrix|array)\}(?:\{[lcr| ]*\})?(.*?)\\end\{\1\}\s*[\])|}]?", text, re.DOTALL
@@ -167,9 +181,17 @@ def matrix(text: str) -> tuple[str, list[list[str]]] | None:
 
 
 def variants(text: str) -> list[str]:
-    """The two readings of a text with ``\\pm``; the text itself where there is none."""
+    """The readings of a text with ``\\pm``; the text itself where there is none.
+
+    Signs are chosen together only where ``\\mp`` says so: ``\\pm1\\pm i`` are four numbers, ``\\pm(1+i)`` two.
+    """
     if not re.search(r"\\(?:pm|mp)(?![A-Za-z])", text):
         return [text]
+    parts = re.split(r"\\pm(?![A-Za-z])", text)
+    if 2 < len(parts) <= MOST_SIGNS + 1 and not re.search(r"\\mp(?![A-Za-z])", text):
+        found = [parts[0] + "".join(s + p for s, p in zip(signs, parts[1:], strict=True))
+                 for signs in product("+-", repeat=len(parts) - 1)]  # fmt: skip
+        return [v.removeprefix("+") for v in found]
     plus = re.sub(r"\\mp(?![A-Za-z])", "-", re.sub(r"\\pm(?![A-Za-z])", "+", text))
     minus = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
     return [plus.removeprefix("+"), minus]

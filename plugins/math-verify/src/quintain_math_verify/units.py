@@ -67,6 +67,12 @@ _SCALE = re.compile(
     rf"(?i)(?<=[\d}})])\s*(?:\\text\{{\s*)?({'|'.join(_SCALES)})s?(?![A-Za-z])(?P<rest>[^{{}}]*)(?P<end>\}}?)"
 )
 _DEGREES = re.compile(r"(?i)\s*(?:\\text\{\s*)?\bdegrees?\s+(?:(c)(?:elsius)?|(f)(?:ahrenheit)?)\b\s*\}?$")
+_COMPOUND_PART = re.compile(r"(\d{1,30}(?:\.\d{1,30})?) ?([A-Za-z]+)")
+_COMPOUND = re.compile(rf"{_COMPOUND_PART.pattern}(?:\.?,? (?:and )?{_COMPOUND_PART.pattern})+\.?")
+_SEXAGESIMAL = re.compile(
+    r"(?P<degrees>\d{1,30})\^\{?\\circ\}?(?P<minutes>[0-5]?\d(?:\.\d{1,30})?)'"
+    r"(?:(?P<seconds>[0-5]?\d(?:\.\d{1,30})?)(?:''|\"))?"
+)
 _WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 _PLAIN = re.compile(
     r"(?<=[\d})])\s*([A-Za-z]{2,}(?:\s*(?:/|per)\s*[A-Za-z]+)?(?:\s*\^\{?[-\d]+\}?)?(?: [A-Za-z]+){0,3})$"
@@ -133,6 +139,35 @@ def quantity(text: str) -> Quantity | None:
         return Quantity(text)
     dimensions, factor = _of_words(words)
     return Quantity(text[: match.start()].strip(), dimensions, factor)
+
+
+def compound(text: str) -> str:
+    """A quantity in several units, largest first ("5 feet 3 inches", ``22^\\circ30'``), in one; else empty.
+
+    Each part but the first is less than one of the unit before it; else it is a list.
+    """
+    angle = _SEXAGESIMAL.fullmatch(text)
+    if angle:
+        degrees = F(angle["degrees"]) + F(angle["minutes"]) / 60 + F(angle["seconds"] or 0) / 3600
+        return rf"\frac{{{degrees.numerator}}}{{{degrees.denominator}}}^{{\circ}}"
+    plain = " ".join(re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text).split())
+    if not _COMPOUND.fullmatch(plain):
+        return ""
+    total, before, kinds, name = F(0), F(0), set(), ""
+    for number, word in _COMPOUND_PART.findall(plain):
+        name = _singular(word)
+        if name not in _UNITS:
+            return ""
+        kind, size = _UNITS[name]
+        part = F(number) * size
+        if before and part >= before:
+            return ""
+        total, before = total + part, size
+        kinds.add(kind)
+    if len(kinds) != 1:
+        return ""
+    total /= before
+    return rf"\frac{{{total.numerator}}}{{{total.denominator}}}\text{{{name}}}"
 
 
 def _words(text: str) -> list[tuple[str, int]] | None:
