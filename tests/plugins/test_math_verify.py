@@ -71,7 +71,7 @@ def labelled(name: str) -> list[tuple[str, str, str, bool]]:
     return found
 
 
-@pytest.mark.parametrize("name", ["tune", "held_out", "review"])
+@pytest.mark.parametrize("name", ["tune", "held_out", "review", "fresh"])
 def test_labelled_pairs_have_no_false_positive_and_few_false_negatives(verifier: Verifier, name: str) -> None:
     pairs = labelled(name)
     outcomes = [verifier.verify(gold, reply, timeout=30).kind is VerdictKind.CORRECT for _, gold, reply, _ in pairs]

@@ -28,9 +28,7 @@ _NUMBER_SETS = {
 }
 _NUMBER_SETS |= {name: _NUMBER_SETS[rf"\mathbb{{{name}}}"] for name in "RZNQ"}  # bold or plain, beside another set
 _ORDER = {"<": ("<", False), ">": (">", False), r"\le": ("<", True), r"\ge": (">", True)}
-_JOINED = re.compile(
-    r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))"
-)
+_JOINED = re.compile(r"\\text\{\s*(or|and)\s*\}|(?<![A-Za-z\\])(or|and)(?![A-Za-z])|(\\lor|\\land|,(?![^(]*\)))")
 _SIMPLE = re.compile(r"(?:[A-Za-z]|\\[a-z]+)(?:_(?:\{\w+\}|\w))?(?:\([a-z]\))?")
 
 

@@ -40,7 +40,8 @@ _NAME = re.compile(
 
 
 _SCALED = re.compile(
-    r"(?P<factor>(?:-|\\frac|\\sqrt|\\pi|[\w{}()/.+^])+)(?:\\cdot)?(?P<matrix>\\begin\{([bpB]?matrix)\}.*\\end\{\3\})", re.DOTALL
+    r"(?P<factor>(?:-|\\frac|\\sqrt|\\pi|[\w{}()/.+^])+)(?:\\cdot)?(?P<matrix>\\begin\{([bpB]?matrix)\}.*\\end\{\3\})",
+    re.DOTALL,
 )
 _DENIALS = frozenset(
     "not no nor neither isn't wrong incorrect false true never anything everything but except other than if unless "
