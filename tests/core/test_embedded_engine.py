@@ -19,7 +19,7 @@ from quintain.models.tokenizer import HFTokenizer
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message
 from quintain.types.transcript import Sampled
-from quintain_shaping import LikelihoodService
+from quintain_likelihood import LikelihoodService
 
 from .architectures import architecture
 from .models import KINDS, byte_tokenizer, save_tiny, tiny_model

@@ -40,7 +40,7 @@ _BROUGHT = {
     "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
-    "quintain-shaping": "service:likelihood",
+    "quintain-likelihood": "service:likelihood",
     "quintain-starter": "command:start model:default",
     "quintain-tool-formats": "tool_format:deepseek tool_format:glm tool_format:harmony tool_format:hermes tool_format:"
     "llama3_json tool_format:mistral tool_format:pythonic tool_format:qwen3_coder tool_format:tags",

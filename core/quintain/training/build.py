@@ -206,15 +206,15 @@ def model_for(
         return model_source(recipe).load(request)
 
 
-def embedded_engine(model: LoadedModel, *, slots: int) -> TokenEngine:
+def embedded_engine(model: LoadedModel, *, slots: int, reproducible: bool = True) -> TokenEngine:
     """An engine that decodes the live module of *model*; `TokenEngine.update` publishes new weights.
 
     Args:
         slots: maximum number of sequences decoded at once.
+        reproducible: see `EmbeddedEngine`.
     """
-    engine: TokenEngine = (
-        current().load("engine", "quintain/embedded").sharing(model.module, model.tokenizer, slots=slots)
-    )
+    kind: Any = current().load("engine", "quintain/embedded")
+    engine: TokenEngine = kind.sharing(model.module, model.tokenizer, slots=slots, reproducible=reproducible)
     return engine
 
 

@@ -116,7 +116,7 @@ def is_model_source(name: str) -> bool:
 async def opened_environments(
     specs: Sequence[EnvironmentSpec], choices: Mapping[str, Choice], *, fix: str = IN_RECIPE
 ) -> AsyncIterator[tuple[list[Environment[Any, Any]], dict[str, Any]]]:
-    """Start the services that environments need, except the policy; yield the environments and the services by slot.
+    """Start the services that environments need, with no policy or learner; yield environments, and services by slot.
 
     Args:
         choices: the service of each slot.
@@ -126,9 +126,9 @@ async def opened_environments(
         RecipeError: a slot has no service.
         BindingError: an argument of an environment is invalid.
     """
-    slots = {slot for spec in specs for slot in spec.slots} - {"policy"}
-    async with opened(choices, slots, {}, fix=fix) as services:
-        yield [spec.make({**services, "policy": None}) for spec in specs], services
+    slots, own = {slot for spec in specs for slot in spec.slots}, {"policy": None, "learner": None}
+    async with opened(choices, slots, own, fix=fix) as services:
+        yield [spec.make(services) for spec in specs], services
 
 
 def _reward(name: str) -> Any:

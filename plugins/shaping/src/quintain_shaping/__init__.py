@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from .format import boxed, format_tags
 from .length import length_cosine, length_kimi, length_l1, soft_overlong
-from .likelihood import LikelihoodService, mean_log_prob
+from .likelihood import mean_log_prob
 from .text import keyword, language_consistency, repetition
 
 __all__ = [
-    "LikelihoodService",
     "boxed",
     "format_tags",
     "keyword",

@@ -1,15 +1,14 @@
-"""Log-probs under an engine: a reward on how likely the policy found its own tokens, and a service for rewards."""
+"""A reward on how likely the policy found its own tokens."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pydantic import NegativeFloat
 
-from quintain import Message, Rollout, Service, TokenEngine, need, reward
-from quintain.errors import RewardFault, UsageError
+from quintain import Rollout, reward
+from quintain.errors import RewardFault
 
 
 @reward(range=(-math.inf, 0))
@@ -47,49 +46,3 @@ def mean_log_prob(rollout: Rollout[Any, Any], *, floor: NegativeFloat = -10.0) -
             "reward out for engines that answer with text"
         )
     return min(0.0, max(floor, math.fsum(logps) / len(logps))) if logps else floor
-
-
-class LikelihoodService(Service):
-    """A `Likelihood` over any engine that scores tokens; by default the policy itself."""
-
-    def __init__(self, *, engine: Any = need("policy"), temperature: float = 1.0) -> None:
-        """Use *engine*; *temperature* divides its logits.
-
-        Raises:
-            UsageError: *engine* gives no token log-probs.
-        """
-        if not isinstance(engine, TokenEngine):
-            raise UsageError(
-                f"services.likelihood: {type(engine).__name__} gives no token log-probs; "
-                "use an engine with exact tokens (embedded, vllm)"
-            )
-        self._engine = engine
-        self._temperature = temperature
-
-    async def logprobs(
-        self, prompt: str | Sequence[int] | Sequence[Message], reply: str | Sequence[int]
-    ) -> list[float]:
-        """Log-prob of each token of *reply* after *prompt*.
-
-        Args:
-            prompt: messages (rendered with the chat template), text as it is, or ids.
-            reply: text or ids. Text is encoded on its own, so that the prompt's tokens never change.
-
-        Raises:
-            LimitReached: both together exceed the context.
-            ValueError: the prompt is empty, so that the first token of the reply would have no condition.
-        """
-        prompt_ids = self._ids(prompt)
-        reply_ids = self._engine.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
-        if not prompt_ids:
-            raise ValueError("an empty prompt: the first token of the reply would have no condition")
-        return list(await self._engine.score([*prompt_ids, *reply_ids], len(prompt_ids), self._temperature))
-
-    def _ids(self, prompt: str | Sequence[int] | Sequence[Message]) -> list[int]:
-        tokenizer = self._engine.tokenizer
-        if isinstance(prompt, str):
-            return tokenizer.encode(prompt)
-        messages = [m for m in prompt if isinstance(m, Message)]
-        if messages:
-            return tokenizer.encode(tokenizer.render(messages, prompt=True))
-        return [i for i in prompt if isinstance(i, int)]

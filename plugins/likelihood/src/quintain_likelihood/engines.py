@@ -1,0 +1,165 @@
+"""Scorers over engines: the policy of now, the policy at the start of the run, a model that does not train."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Self
+
+from quintain import LimitReached, Message, TokenEngine, need
+from quintain.errors import UsageError
+
+from .ngram import NGram
+from .text import Pair, Prompt, TextLikelihood, TextScore
+
+
+class EngineLikelihood(TextLikelihood):
+    """Scores under any engine with exact tokens.
+
+    A batch is what one call of `score` names: its sequences wait in the engine together and no others beside them, so
+    that the last bits of the numbers depend on the call alone.
+    """
+
+    def __init__(self, engine: TokenEngine | None, temperature: float = 1.0) -> None:
+        super().__init__()
+        self._engine, self._temperature = engine, temperature
+        self._turn = asyncio.Lock()
+
+    async def score(self, pairs: Sequence[Pair], *, max_tokens: int = 0) -> list[TextScore]:
+        engine = self._engine
+        if engine is None:
+            raise UsageError(f"{type(self).__name__} is not started: use `async with`")
+        rows: list[tuple[list[int], int]] = []
+        for pair in pairs:
+            prompt = self._ids(engine, pair.prompt)
+            if not prompt:
+                raise ValueError("an empty prompt: the first token of the reply would have no condition")
+            reply = engine.tokenizer.encode(pair.reply) if isinstance(pair.reply, str) else list(pair.reply)
+            reply = reply[:max_tokens] if max_tokens else reply
+            if len(prompt) + len(reply) > engine.context:
+                raise LimitReached(
+                    "context",
+                    f"{len(prompt)} tokens of prompt and {len(reply)} to score; the scorer's context is "
+                    f"{engine.context}: shorten the prompt, or score fewer tokens of the text",
+                )
+            rows.append(([*prompt, *reply], len(prompt)))
+        async with self._turn:
+            answers = await asyncio.gather(*(engine.score(ids, start, self._temperature) for ids, start in rows))
+        self.computed += len(rows)
+        return [TextScore(tuple(answer)) for answer in answers]
+
+    def _ids(self, engine: TokenEngine, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return engine.tokenizer.encode(prompt)
+        messages = [m for m in prompt if isinstance(m, Message)]
+        if messages:
+            return engine.tokenizer.encode(engine.tokenizer.render(messages, prompt=True))
+        return [i for i in prompt if isinstance(i, int)]
+
+
+class LikelihoodService(EngineLikelihood):
+    """A `quintain.Likelihood` over any engine that scores tokens; by default the policy itself, which changes.
+
+    Baselines of a policy that trains are those of the weights that computed them: use `score`, not `baseline`.
+    """
+
+    def __init__(self, *, engine: Any = need("policy"), temperature: float = 1.0) -> None:
+        """Use *engine*; *temperature* divides its logits.
+
+        Raises:
+            UsageError: *engine* gives no token log-probs.
+        """
+        if not isinstance(engine, TokenEngine):
+            raise UsageError(
+                f"services.likelihood: {type(engine).__name__} gives no token log-probs; use an engine with exact "
+                "tokens (embedded, vllm), or the service frozen-policy, which needs no policy during the warm start"
+            )
+        super().__init__(engine, temperature)
+
+
+class FrozenModel(EngineLikelihood):
+    """Scores under a model that does not train.
+
+    Args:
+        model: run, checkpoint, folder or hub id, as `quintain eval --model` takes it.
+        dtype: of the weights; ``bfloat16`` halves the memory and raises the noise floor.
+        device: ``auto`` is the GPU where there is one.
+        temperature: divides the logits.
+    """
+
+    def __init__(self, *, model: str, dtype: str = "float32", device: str = "auto", temperature: float = 1.0) -> None:
+        super().__init__(None, temperature)
+        self._model, self._dtype, self._device = model, dtype, device
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        from quintain.models import load_model
+        from quintain.training import embedded_engine, model_named
+
+        loaded = load_model(model_named(self._model)[0], dtype=self._dtype, device=self._device)
+        self._engine = await self._stack.enter_async_context(embedded_engine(loaded, slots=1, reproducible=False))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+
+class FrozenPolicy(EngineLikelihood):
+    """Scores under the policy as it was when the run began.
+
+    The copy is part of every checkpoint, so that a resumed run goes on with the same scorer. A policy with adapters is
+    its base model, which no checkpoint needs. For a large model without adapters name it with `FrozenModel` instead:
+    then checkpoints stay small.
+
+    The warm start of the default model runs before there is a policy. Then the scorer is `NGram`.
+    """
+
+    def __init__(
+        self, *, policy: Any = need("policy"), learner: Any = need("learner"), temperature: float = 1.0
+    ) -> None:
+        super().__init__(None, temperature)
+        self._policy, self._learner = policy, learner
+        self._module: Any = None
+        self._saved = True
+        self._before = NGram() if learner is None else None
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        if self._before is not None:
+            return self
+        from quintain.models import LoadedModel
+        from quintain.training import embedded_engine
+
+        module = copy.deepcopy(self._learner.module)
+        if hasattr(module, "peft_config"):
+            module, self._saved = module.unload(), False  # adapters begin as the identity
+        self._module = module.requires_grad_(False).eval()
+        model = LoadedModel(
+            module=self._module,
+            tokenizer=self._policy.tokenizer,
+            path="frozen-policy",
+            context=self._policy.context,
+            fused=False,
+        )
+        self._engine = await self._stack.enter_async_context(embedded_engine(model, slots=1, reproducible=False))
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self._stack.aclose()
+
+    async def score(self, pairs: Sequence[Pair], *, max_tokens: int = 0) -> list[TextScore]:
+        if self._before is not None:
+            self.computed += len(pairs)
+            return await self._before.score(pairs, max_tokens=max_tokens)
+        return await super().score(pairs, max_tokens=max_tokens)
+
+    def state(self) -> Mapping[str, Any]:
+        if self._module is None or not self._saved:
+            return {}
+        return {"weights": dict(self._module.state_dict())}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._module.load_state_dict(state["weights"])
+        self._baselines.clear()

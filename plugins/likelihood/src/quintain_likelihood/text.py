@@ -1,0 +1,145 @@
+"""The contract of a scorer of given text: batches, a cached baseline, a measured noise floor."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quintain import Message, Service
+
+CACHED = 4096
+"""Baselines in memory."""
+
+Prompt = str | tuple[int, ...] | tuple[Message, ...]
+
+
+class Pair(NamedTuple):
+    """A prompt and the text whose probability after it is asked for.
+
+    A prompt of messages is rendered with the chat template of the scorer; text is taken as it is; ids are ids.
+    """
+
+    prompt: Prompt
+    reply: str | tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """The log-prob of each token of a text, in nats."""
+
+    logprobs: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean log-prob per token, in nats; 0 for an empty text."""
+        return math.fsum(self.logprobs) / len(self.logprobs) if self.logprobs else 0.0
+
+    @property
+    def bits(self) -> float:
+        """Bits per token."""
+        return -self.mean / math.log(2)
+
+    @property
+    def perplexity(self) -> float:
+        """exp of the mean negative log-prob per token."""
+        return math.exp(-self.mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseFloor:
+    """How far two computations of one mean log-prob differ: alone, again, in company, in another order.
+
+    Attributes:
+        nats: the greatest difference, in nats per token.
+        texts: number of texts compared.
+    """
+
+    nats: float
+    texts: int
+
+    @property
+    def improvement(self) -> float:
+        """The improvement, in percent of perplexity, that such a difference amounts to."""
+        return 100 * math.expm1(self.nats)
+
+
+PROBES = (
+    Pair("The harbour lay still.", " Then a bell rang twice, and every window on the quay was lit."),
+    Pair("Once upon a time", " there were 3 locks and 12 keys; none of the keys fitted, so they drew a new map." * 3),
+    Pair("A list of tools:", " rope, lamp, saw, nails, a ladder, chalk, two buckets, tar." * 8),
+)
+"""Texts of different lengths, for the noise floor."""
+
+
+class TextLikelihood(Service):
+    """Scores given text under a model that does not change while it is asked, except where a subclass says so."""
+
+    def __init__(self) -> None:
+        self._baselines: OrderedDict[tuple[Pair, int], asyncio.Future[TextScore]] = OrderedDict()
+        self._noise: NoiseFloor | None = None
+        self.computed = 0
+        """Texts scored so far; answers from the cache do not count."""
+
+    @abstractmethod
+    async def score(self, pairs: Sequence[Pair], *, max_tokens: int = 0) -> list[TextScore]:
+        """Score all *pairs*, as one batch where the model computes in batches.
+
+        The numbers depend on the pairs and their order alone, never on what else is scored meanwhile.
+
+        Args:
+            max_tokens: score the first tokens of each reply only; 0 is all of them.
+
+        Raises:
+            ValueError: a prompt has no token, so that the first token of its reply would have no condition.
+            LimitReached: a prompt and its reply are longer than the context of the model.
+        """
+
+    async def baseline(self, pair: Pair, *, max_tokens: int = 0) -> TextScore:
+        """Score one pair; the same pair is computed once, also where several callers ask at the same time.
+
+        Raises:
+            As `score`; a failure is not kept.
+        """
+        key = (pair, max_tokens)
+        known = self._baselines.get(key)
+        if known is None or known.cancelled() or (known.done() and known.exception() is not None):
+            known = asyncio.ensure_future(self._one(pair, max_tokens))
+            self._baselines[key] = known
+            while len(self._baselines) > CACHED:
+                self._baselines.popitem(last=False)
+        self._baselines.move_to_end(key)
+        return await asyncio.shield(known)
+
+    async def _one(self, pair: Pair, max_tokens: int) -> TextScore:
+        (score,) = await self.score([pair], max_tokens=max_tokens)
+        return score
+
+    async def logprobs(
+        self, prompt: str | Sequence[int] | Sequence[Message], reply: str | Sequence[int]
+    ) -> list[float]:
+        """Log-prob of each token of *reply* after *prompt*, as `quintain.Likelihood` has it.
+
+        Raises:
+            As `score`.
+        """
+        (score,) = await self.score([Pair(_hashable(prompt), reply if isinstance(reply, str) else tuple(reply))])
+        return list(score.logprobs)
+
+    async def noise_floor(self) -> NoiseFloor:
+        """The noise floor of this model here, measured once: each text alone, again, in company, reversed."""
+        if self._noise is None:
+            alone = [[(await self.score([pair]))[0].mean for pair in PROBES] for _ in range(2)]
+            together = [s.mean for s in await self.score(PROBES)]
+            reversed_ = [s.mean for s in await self.score(PROBES[::-1])][::-1]
+            columns = zip(*alone, together, reversed_, strict=True)
+            self._noise = NoiseFloor(nats=max(max(c) - min(c) for c in columns), texts=len(PROBES))
+        return self._noise
+
+
+def _hashable(prompt: str | Sequence[int] | Sequence[Message]) -> Prompt:
+    return prompt if isinstance(prompt, str) else tuple(prompt)  # type: ignore[return-value]
