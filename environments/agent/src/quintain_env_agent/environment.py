@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from quintain import (
@@ -27,6 +27,9 @@ from quintain.training import messages_of
 from quintain_gateway import Endpoint, Gateway
 
 from . import functions, processes
+
+DEMONSTRATOR = "demonstrator"
+"""The control of a source whose replies, in episodes of the agent, are demonstrations."""
 
 _SHARES = {"dev": (80, 90), "test": (90, 100), "train": (0, 80)}
 
@@ -84,6 +87,9 @@ class AgentProgram(Environment[Task, Answer]):
     variables: Mapping[str, str] | None = None
     crash: Literal["environment", "policy"] = "environment"
     max_output: int = 1_000_000
+    # Fields, so that the cache of warm starts depends on their code.
+    _function: Callable[..., Any] | None = field(default=None, init=False, repr=False)
+    _source: Environment[Any, Any] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if bool(self.function) == bool(self.argv):
@@ -91,30 +97,34 @@ class AgentProgram(Environment[Task, Answer]):
         if bool(self.source) == bool(self.data):
             raise UsageError("agent: set either source (an environment that has the tasks) or data (JSON lines)")
         object.__setattr__(self, "_function", functions.load(self.function) if self.function else None)
-        object.__setattr__(self, "_source", self._made() if self.source else None)
+        source = self._made() if self.source else None
+        object.__setattr__(self, "_source", source)
+        if source and DEMONSTRATOR in source.controls():
+            # Of this instance alone: a source without it has written demonstrations, or none.
+            object.__setattr__(self, DEMONSTRATOR, getattr(source, DEMONSTRATOR))
+            object.__setattr__(self, "controls", self._with_demonstrator)
 
     def tasks(self, split: str) -> Iterable[Task]:
-        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
-        return source.tasks(split) if source else _rows(self.data, split)
+        return self._source.tasks(split) if self._source else _rows(self.data, split)
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
-        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
-        return source.demonstrations(split) if source else ()
+        return self._source.demonstrations(split) if self._source else ()
 
     @control(scores="max")
     def oracle(self, task: Task, messages: Sequence[Message]) -> str | Reply:
         """As the source's, else the answer."""
-        source: Environment[Any, Any] | None = self._source  # type: ignore[attr-defined]
-        return source.oracle(task, messages) if source else str(task.answer)
+        return self._source.oracle(task, messages) if self._source else str(task.answer)
+
+    def _with_demonstrator(self) -> Mapping[str, str]:
+        return {**type(self).controls(), DEMONSTRATOR: ""}
 
     async def rollout(self, task: Task, agent: Any) -> Answer:
         async with self.gateway.endpoint(agent) as endpoint:
-            if self.function:
-                return await self._called(task, endpoint)
+            if self._function:
+                return await self._called(self._function, task, endpoint)
             return await self._run(task, endpoint)
 
-    async def _called(self, task: Task, endpoint: Endpoint) -> Answer:
-        function: Callable[..., Any] = self._function  # type: ignore[attr-defined]
+    async def _called(self, function: Callable[..., Any], task: Task, endpoint: Endpoint) -> Answer:
         try:
             value = await functions.call(function, _text(task), endpoint)
         except QuintainError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -40,7 +41,8 @@ def load(name: str) -> Callable[..., Any]:
 
 @cache
 def _file(path: str) -> ModuleType:
-    name = f"quintain_agent_{Path(path).stem}_{abs(hash(path)):x}"
+    # Not its own name, which a package that it imports may have; the same in every process, for caches.
+    name = f"quintain_agent_{Path(path).stem}_{hashlib.sha256(Path(path).read_bytes()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
