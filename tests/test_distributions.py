@@ -1,0 +1,110 @@
+"""What a stranger gets from an index: complete metadata, wheels with all their files, and commands that work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .tools import load_tool
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMBERS: list[Path] = load_tool("registry").members()
+
+
+def project(member: Path) -> dict[str, Any]:
+    """The table `project` of a distribution."""
+    table = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    assert isinstance(table, dict)
+    return table
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda m: m.name)
+def test_metadata_is_complete(member: Path) -> None:
+    """A distribution has a description, a README that names how to install it, authors, and the classifiers of core."""
+    metadata = project(member)
+    core = project(ROOT)
+
+    assert {"description", "readme", "license", "authors", "classifiers"} <= metadata.keys()
+    assert set(metadata["classifiers"]) <= set(core["classifiers"])
+    assert {"Operating System :: POSIX :: Linux"} <= set(metadata["classifiers"])
+    assert metadata["name"] in (member / metadata["readme"]).read_text()
+
+
+def test_citation_has_the_version() -> None:
+    """CITATION.cff names the version of core."""
+    assert f"\nversion: {project(ROOT)['version']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_workflow_calls_the_script_of_ci() -> None:
+    """Continuous integration runs `.ci/run`, and the other Pythons that are supported."""
+    yaml = pytest.importorskip("yaml")
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    supported = {c.rsplit(" ", 1)[1] for c in project(ROOT)["classifiers"] if ":: Python ::" in c}
+
+    assert "bash .ci/run" in [step.get("run") for step in jobs["full"]["steps"]]
+    (python,) = (step["with"]["python-version"] for step in jobs["full"]["steps"] if "setup-python" in str(step))
+    assert supported <= {python, *jobs["pythons"]["strategy"]["matrix"]["python"]}
+
+
+@pytest.mark.parametrize("form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda f: f.stem)
+def test_issue_forms_are_forms(form: Path) -> None:
+    """Each form is YAML; one with fields has a name, a description and labelled fields with ids of their own."""
+    content = pytest.importorskip("yaml").safe_load(form.read_text())
+    fields = content.get("body", [])
+
+    assert len(fields) == len({field["id"] for field in fields})
+    assert all(field["attributes"]["label"] for field in fields)
+    assert form.stem == "config" or {"name", "description"} <= content.keys()
+
+
+@pytest.mark.ci
+def test_wheels_have_all_files_and_work(tmp_path: Path) -> None:
+    """Wheels of all distributions, in an environment of their own: every file of the sources, and commands that run."""
+    wheels = tmp_path / "wheels"
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(wheels)]
+    subprocess.run([*build, *map(str, MEMBERS)], check=True, timeout=600)
+    found = {path.name.split("-")[0].replace("_", "-"): path for path in wheels.glob("*.whl")}
+    assert {project(m)["name"] for m in MEMBERS} == found.keys()
+
+    for member in MEMBERS:
+        sources = member / "core" if member == ROOT else member / "src"
+        with zipfile.ZipFile(found[project(member)["name"]]) as wheel:
+            names = set(wheel.namelist())
+            (metadata,) = (message_from_bytes(wheel.read(n)) for n in names if n.endswith(".dist-info/METADATA"))
+        files = {p.relative_to(sources).as_posix() for p in sources.rglob("*") if p.is_file()}
+        assert {f for f in files if "__pycache__" not in f} <= names, member.name
+        assert str(metadata.get_payload()).strip(), f"{member.name}: the page on an index would be empty"
+
+    # Dependencies come from this interpreter; the distributions themselves only from the wheels.
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=False)
+    place = Path(sysconfig.get_path("purelib", vars={"base": str(home), "platbase": str(home)}))
+    for wheel_file in found.values():
+        with zipfile.ZipFile(wheel_file) as wheel:
+            wheel.extractall(place)
+    dependencies = [path for path in sys.path if Path(path).name == "site-packages"]
+    (place / "dependencies.pth").write_text("\n".join(dependencies))
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"HOME": str(tmp_path)}
+
+    def quintain(*words: str) -> str:
+        command = [str(home / "bin" / "python"), "-m", "quintain", *words]
+        ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=300)
+        assert 0 == ended.returncode, ended.stderr
+        return ended.stdout
+
+    code = "import quintain; print(quintain.__file__)"
+    where = subprocess.run([str(home / "bin" / "python"), "-c", code], capture_output=True, text=True, env=environment)
+    assert where.stdout.startswith(str(place))
+    listed = quintain("list", "--json")
+    assert not [member.name for member in MEMBERS[1:] if project(member)["name"] not in listed]
+    assert '"pass@1": 1.0' in quintain("eval", "arithmetic", "--engine", "@oracle", "--tasks", "5", "--json")
