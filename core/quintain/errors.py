@@ -48,7 +48,7 @@ class PluginError(QuintainError):
 
 
 class Interrupted(QuintainError):
-    """The user asked to stop; every complete step is saved."""
+    """The user asked to stop, or a budget is spent (a reward may raise it); every complete step is saved."""
 
 
 class RunError(QuintainError):

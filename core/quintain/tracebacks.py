@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from .errors import did_you_mean, meaning, nearest
+from .errors import Interrupted, did_you_mean, meaning, nearest
 
 
 def said_by(error: BaseException) -> str:
@@ -46,14 +46,14 @@ def text_of(error: BaseException) -> str:
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether *error* is a failure of the code that raised it, not Ctrl-C and not the cancellation of its task."""
+    """Whether *error* is a failure of the code that raised it, no request to stop and no cancellation of its task."""
     import asyncio  # here: `quintain list` needs none
 
     if isinstance(error, asyncio.CancelledError):
         with suppress(RuntimeError):  # no event loop runs
             task = asyncio.current_task()
             return task is None or not task.cancelling()
-    return not isinstance(error, KeyboardInterrupt)
+    return not isinstance(error, (KeyboardInterrupt, Interrupted))
 
 
 def place_of(error: BaseException) -> str:

@@ -18,7 +18,8 @@ from quintain.errors import InfrastructureError, LimitReached, UsageError
 
 from . import protocol
 
-_RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+"""Statuses of failures that may pass."""
 _LONGEST_WAIT = 60.0
 _MOST_LISTED = 16_000_000
 """Bytes of the list of models, at most."""
@@ -156,13 +157,13 @@ class OpenAIEngine(Engine):
         asked = 0.0
         for attempt in range(self._retries + 1):
             try:
-                status, text, asked = await self._once(method, path, body)
+                status, text, asked = await self.send_once(method, path, body)
             except (OSError, TimeoutError, aiohttp.ClientError) as e:
                 # aiohttp's connection errors are OSErrors too; all of them may pass.
                 failure: Exception = e
                 message = protocol.shortened(str(e)) or type(e).__name__
             else:
-                if status not in _RETRIED:
+                if status not in RETRIED:
                     return status, text
                 failure = self.refusal(status, text)
                 message = str(failure)
@@ -172,7 +173,13 @@ class OpenAIEngine(Engine):
         tries = self._retries + 1
         raise InfrastructureError(f"{method} {self.base_url}{path} failed {tries} times; last: {message}") from failure
 
-    async def _once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
+    async def send_once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
+        """One request without retries: status and text of the answer, and the seconds that ``Retry-After`` asks for.
+
+        Raises:
+            InfrastructureError: not started, or an answer of more than ``max_bytes``.
+            OSError, TimeoutError, aiohttp.ClientError: no answer.
+        """
         if self._http is None:
             raise InfrastructureError(f"{self.name} is not started: use `async with engine:`")
         # A redirect would carry the conversation to a host that nobody named.

@@ -1,0 +1,20 @@
+"""Judges as a service: a model behind a URL, a panel, an engine, the policy itself, or rules without a network."""
+
+from __future__ import annotations
+
+from .rules import check, checkable
+from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, text_of
+from .verdicts import Texts, UnreadableVerdict
+
+__all__ = [
+    "Disagreement",
+    "EngineJudge",
+    "JudgeHalted",
+    "JudgeService",
+    "PolicyJudge",
+    "Texts",
+    "UnreadableVerdict",
+    "check",
+    "checkable",
+    "text_of",
+]

@@ -1,0 +1,271 @@
+"""Calls of judge models: cached, recorded, bounded in number and rate, retried, and paid from a budget."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quintain import InfrastructureError, Sampling
+from quintain.errors import Interrupted, UsageError
+
+from .backends import Backend, TransientFailure
+from .cache import Answer, AnswerCache, Recording, Spending
+from .prompts import Prompt
+from .verdicts import UnreadableVerdict
+
+FORMAT = 1
+"""Of the key of an answer; a change of it empties every cache."""
+LONGEST_WAIT = 60.0
+
+
+class BudgetSpent(Interrupted):
+    """The judge's budget is spent. The run stops as after Ctrl-C and can be resumed with a larger budget."""
+
+
+class Budget(BaseModel):
+    """What a run may spend on judges; 0 is no limit. Requests in flight are paid to their end.
+
+    Attributes:
+        calls: requests, retries included; answers from the cache are free.
+        tokens: of prompts and replies, as the servers count them.
+        money: in the currency of `prices`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    calls: int = Field(0, ge=0)
+    tokens: int = Field(0, ge=0)
+    money: float = Field(0.0, ge=0)
+
+    def spent(self, total: Spending) -> str:
+        """Which limit *total* has reached; empty if none."""
+        for name in ("calls", "tokens", "money"):
+            limit = getattr(self, name)
+            if limit and getattr(total, name) >= limit * (1 - 1e-9):  # a sum of prices has rounding errors
+                return f"{name} = {limit:,}"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSettings:
+    """How calls are made.
+
+    Attributes:
+        concurrency: requests in flight.
+        rate: requests per second; 0 is no limit.
+        retries: after the first try of a call.
+        backoff: seconds before the first retry; doubles each time, with jitter.
+        timeout: seconds for one try.
+        max_tokens: of a verdict.
+        temperature: 0, unless verdicts are voted on.
+        seed: of delimiters, jitter and votes.
+    """
+
+    concurrency: int = 32
+    rate: float = 0.0
+    retries: int = 3
+    backoff: float = 0.5
+    timeout: float = 60.0
+    max_tokens: int = 512
+    temperature: float = 0.0
+    seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+
+    def __post_init__(self) -> None:
+        least = {"concurrency": 1, "rate": 0, "retries": 0, "backoff": 0, "max_tokens": 1, "temperature": 0}
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise UsageError(f"judge: {name} is {getattr(self, name)}; expected at least {bound}")
+
+
+class Caller:
+    """Makes the calls of one judge service.
+
+    Attributes:
+        counts: since the start: ``calls`` (sent), ``cached``, ``joined`` (an equal call was in flight), ``replayed``,
+            ``retries``, ``unreadable``, ``failures`` (given up).
+        total: what the ledger has spent, over all processes of the run.
+        ledger: name of the run's spending in the cache.
+    """
+
+    def __init__(
+        self, settings: CallSettings, cache: AnswerCache, *, record: Path | None = None, replay: Path | None = None
+    ) -> None:
+        if record and replay:
+            raise UsageError("judge: record and replay exclude each other")
+        self.settings, self._cache = settings, cache
+        self._recording = Recording(record or replay, write=bool(record)) if record or replay else None  # type: ignore[arg-type]
+        self._replays = replay is not None
+        self._semaphore = asyncio.Semaphore(settings.concurrency)
+        self._in_flight: dict[str, asyncio.Task[tuple[Any, str]]] = {}
+        self._next_slot = 0.0
+        self.ledger = uuid4().hex
+        self.total = Spending()
+        self.counts: Counter[str] = Counter()
+
+    def resume(self, ledger: str, total: Spending) -> None:
+        """Continue the spending of an earlier process: what the cache says of *ledger*, at least *total*."""
+        written = self._cache.spent(ledger)
+        self.ledger = ledger
+        self.total = max((written, total, self.total), key=lambda s: s.calls)
+
+    def close(self) -> None:
+        """Close cache and recording."""
+        self._cache.close()
+        if self._recording is not None:
+            self._recording.close()
+
+    def key(self, judge: str, prompt: Prompt, vote: int) -> str:
+        """The key of an answer: a hash of all that decides it. *judge*: its identity, or its number in a recording."""
+        s = self.settings
+        about = [FORMAT, judge, prompt.digest(), s.max_tokens, s.temperature, s.seed, vote]
+        return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+    async def call(self, backend: Backend, prompt: Prompt, vote: int = 0, *, fresh: bool = False) -> tuple[Any, str]:
+        """The verdict of *backend* on *prompt* in the form of the prompt, and the reason.
+
+        Args:
+            vote: number of the sample, for self-consistency.
+            fresh: ask even if the cache has the answer, for probes of the model itself.
+
+        Raises:
+            InfrastructureError: no readable verdict after the last retry.
+            BudgetSpent: the budget is spent.
+        """
+        if self._recording is not None:
+            key = self.key(f"judge {backend.number}", prompt, vote)
+            if (answer := self._recording.get(key)) is not None:
+                self.counts["replayed"] += 1
+                return prompt.form.read(answer.text)
+            if self._replays:
+                raise InfrastructureError(
+                    f"{self._recording.path} has no answer to this prompt ({key[:12]}); record it again with the "
+                    "judge's setting record"
+                )
+        if not backend.identity:
+            return await self._asked(backend, prompt, vote, "")
+        key = self.key(backend.identity, prompt, vote)
+        if not fresh and (answer := self._cache.get(key)) is not None:
+            self.counts["cached"] += 1
+            self._record(backend, prompt, vote, answer)
+            return self._readable(key, prompt, answer)
+        if key in self._in_flight:
+            self.counts["joined"] += 1
+            return await asyncio.shield(self._in_flight[key])
+        task = self._in_flight[key] = asyncio.ensure_future(self._asked(backend, prompt, vote, key))
+        task.add_done_callback(lambda done: self._settle(key, done))
+        # An answer that is paid for reaches the cache, although whoever asked may have been cancelled.
+        return await asyncio.shield(task)
+
+    def _settle(self, key: str, done: asyncio.Task[Any]) -> None:
+        self._in_flight.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # seen, also if all that waited were cancelled
+
+    async def stop(self) -> None:
+        """Cancel the calls in flight."""
+        tasks = list(self._in_flight.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _record(self, backend: Backend, prompt: Prompt, vote: int, answer: Answer) -> None:
+        if self._recording is not None:
+            about = {"instruction": prompt.instruction, "texts": dict(prompt.texts)}
+            self._recording.put(self.key(f"judge {backend.number}", prompt, vote), answer, about)
+
+    def _readable(self, key: str, prompt: Prompt, answer: Answer) -> tuple[Any, str]:
+        try:
+            return prompt.form.read(answer.text)
+        except UnreadableVerdict:  # such as a line cut by a full disk: it must not fail for ever
+            self._cache.forget(key)
+            raise
+
+    async def _asked(self, backend: Backend, prompt: Prompt, vote: int, key: str) -> tuple[Any, str]:
+        """Ask until a verdict can be read; keep its answer under *key*, unless that is empty."""
+        settings, digest = self.settings, prompt.digest()
+        failure: InfrastructureError | None = None
+        for attempt in range(settings.retries + 1):
+            if failure is not None:
+                self.counts["retries"] += 1
+                jitter = 0.5 + Random(f"{settings.seed}/{digest}/{vote}/{attempt}").random()
+                wait = failure.wait if isinstance(failure, TransientFailure) else 0.0
+                await asyncio.sleep(min(max(settings.backoff * 2 ** (attempt - 1) * jitter, wait), LONGEST_WAIT))
+            sampling = Sampling(
+                temperature=settings.temperature,
+                max_tokens=settings.max_tokens,
+                seed=int(digest[:12], 16) + 1000 * vote + attempt,
+            )
+            # Another delimiter each time: at temperature 0 an equal prompt would get an equal answer.
+            messages = prompt.messages(settings.seed, attempt)
+            try:
+                async with self._semaphore:
+                    self._pay(Spending(calls=1))
+                    await self._slot()
+                    async with asyncio.timeout(settings.timeout):
+                        answer = await backend.ask(prompt, messages, sampling)
+                self._pay(_price(answer, backend.prices))
+                verdict = prompt.form.read(answer.text)
+            except (TransientFailure, UnreadableVerdict) as e:
+                self.counts["unreadable"] += isinstance(e, UnreadableVerdict)
+                failure = e
+            except TimeoutError:
+                failure = TransientFailure(f"{backend.name} did not answer within {settings.timeout:g} s")
+            else:
+                if key:
+                    self._cache.put(key, answer)
+                self._record(backend, prompt, vote, answer)
+                return verdict
+        assert failure is not None
+        self.counts["failures"] += 1
+        tries = settings.retries + 1
+        if isinstance(failure, UnreadableVerdict):
+            raise type(failure)(f"{failure} ({tries} tries)") from failure
+        raise InfrastructureError(f"the judge failed {tries} times; last: {failure}") from failure
+
+    def _pay(self, amount: Spending) -> None:
+        """Add *amount* to the ledger.
+
+        Raises:
+            BudgetSpent: it is for a further call, and a limit has been reached.
+        """
+        if amount.calls and (limit := self.settings.budget.spent(self.total)):
+            raise BudgetSpent(
+                f"the judge's budget is spent ({limit}); {self.total.calls:,} calls, {self.total.tokens:,} tokens, "
+                f"money {self.total.money:.2f}. Raise [services.judge] args.budget and resume; verdicts are cached"
+            )
+        self.counts["calls"] += amount.calls
+        total = self.total
+        self.total = Spending(
+            calls=total.calls + amount.calls,
+            tokens=total.tokens + amount.tokens,
+            money=total.money + amount.money,
+        )
+        self._cache.spend(self.ledger, self.total)
+
+    async def _slot(self) -> None:
+        """Wait for the next slot of the rate."""
+        if not self.settings.rate:
+            return
+        now = time.monotonic()
+        self._next_slot = max(self._next_slot, now) + 1 / self.settings.rate
+        await asyncio.sleep(self._next_slot - 1 / self.settings.rate - now)
+
+    def state(self) -> Mapping[str, Any]:
+        """For a checkpoint: ledger and spending."""
+        return {"ledger": self.ledger, "spent": asdict(self.total)}
+
+
+def _price(answer: Answer, prices: tuple[float, float]) -> Spending:
+    money = (answer.prompt_tokens * prices[0] + answer.new_tokens * prices[1]) / 1e6
+    return replace(Spending(), tokens=answer.prompt_tokens + answer.new_tokens, money=money)

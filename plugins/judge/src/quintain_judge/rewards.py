@@ -1,0 +1,60 @@
+"""Rewards that ask the judge: of one rollout, against a reference, by pairs, and one call for a group."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
+
+from quintain import Rollout, Score, group_reward, need, reward
+
+from .service import JudgeService
+
+_HELPFUL = ("Answers what was asked, completely and correctly, and nothing else.",)
+
+
+@reward(range=(0, 1))
+async def judge_score(rollout: Rollout[Any, Any], *, rubric: str, judge: JudgeService = need()) -> Score:
+    """How well the reply meets *rubric*, whose lines are criteria of equal weight, from 0 to 1 (pointwise)."""
+    judgement = await judge.grade(rollout.task.prompt, rollout.reply, rubric)
+    return Score(value=judgement.score, reason=judgement.reason)
+
+
+@reward(range=(0, 1))
+async def judge_match(rollout: Rollout[Any, Any], *, judge: JudgeService = need()) -> Score:
+    """1 if the final answer of the reply is right by the task's answer, else 0; equal text needs no judge."""
+    judgement = await judge.matches(rollout.task.prompt, rollout.reply, str(rollout.task.answer))
+    return Score(value=judgement.score, reason=judgement.reason)
+
+
+@group_reward(range=(0, 1))
+async def judge_pairs(
+    group: Sequence[Rollout[Any, Any]], *, criteria: Sequence[str] = _HELPFUL, judge: JudgeService = need()
+) -> list[float]:
+    """The share of the other replies of the group that a reply is better than; a tie is half (pairwise).
+
+    A group of n distinct replies costs n (n - 1) / 2 comparisons, each asked in both orders.
+    """
+    if len(group) < 2:
+        return [0.5] * len(group)
+    replies = [rollout.reply for rollout in group]
+    pairs = [(i, j) for i in range(len(replies)) for j in range(i + 1, len(replies))]
+    prompt = group[0].task.prompt
+    values = await asyncio.gather(*(judge.prefers(prompt, replies[i], replies[j], criteria) for i, j in pairs))
+    columns: list[list[float]] = [[] for _ in replies]
+    for (i, j), value in zip(pairs, values, strict=True):
+        columns[i].append(value)
+        columns[j].append(1 - value)
+    return [fmean(column) for column in columns]
+
+
+@group_reward(range=(0, 1))
+async def judge_ranking(
+    group: Sequence[Rollout[Any, Any]], *, criteria: Sequence[str] = _HELPFUL, judge: JudgeService = need()
+) -> list[float]:
+    """The rank of each reply within its group, from 1 (best) to 0; one call ranks the group, a second one swapped.
+
+    As RULER of ART does; ranks within a group are the same for group-relative advantages on every task.
+    """
+    return await judge.ranks(group[0].task.prompt, [rollout.reply for rollout in group], criteria)

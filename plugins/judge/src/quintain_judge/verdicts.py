@@ -1,0 +1,199 @@
+"""Forms of verdicts: the JSON schema that a judge is held to, and a reader that accepts nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quintain import InfrastructureError
+from quintain.errors import UsageError
+
+_FENCE = re.compile(r"\A```(?:json)?\s*\n(.*)\n```\Z", re.DOTALL)
+LONGEST_REASON = 2000
+"""Characters of a reason that are kept."""
+
+
+class UnreadableVerdict(InfrastructureError):
+    """A judge's reply is not the verdict that was asked for. It is retried, then the rollout is masked: never a 0."""
+
+
+class Form(ABC):
+    """What a verdict looks like."""
+
+    key: str = "score"
+    """The key of the verdict beside ``reason``."""
+
+    @abstractmethod
+    def value_schema(self) -> Mapping[str, Any]:
+        """The JSON schema of the verdict itself."""
+
+    @abstractmethod
+    def instruction(self) -> str:
+        """What the judge is told about the verdict."""
+
+    @abstractmethod
+    def value(self, raw: Any) -> Any:
+        """The verdict of the JSON value *raw*.
+
+        Raises:
+            UnreadableVerdict: another type, or out of range.
+        """
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """All verdicts as text, where they are few; engines without constrained decoding compare their likelihoods."""
+        return ()
+
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of the whole reply: a reason first, so that the verdict follows from it."""
+        return {
+            "type": "object",
+            "properties": {"reason": {"type": "string"}, self.key: dict(self.value_schema())},
+            "required": ["reason", self.key],
+            "additionalProperties": False,
+        }
+
+    def read(self, text: str) -> tuple[Any, str]:
+        """The verdict and the reason in a judge's reply: one JSON object, alone or in one code fence.
+
+        Raises:
+            UnreadableVerdict: other text around it, another key, a key twice, another type, or out of range.
+        """
+        bare = text.strip()
+        fenced = _FENCE.match(bare)
+        try:
+            data = json.loads(fenced[1] if fenced else bare, object_pairs_hook=_unique, parse_constant=_constant)
+        except (ValueError, RecursionError) as e:
+            raise UnreadableVerdict(f"the judge answered no JSON object alone ({e}): {_start(text)}") from None
+        if not isinstance(data, dict) or self.key not in data or not set(data) <= {"reason", self.key}:
+            raise UnreadableVerdict(f"the judge answered {_start(text)}; expected the keys reason and {self.key}")
+        reason = data.get("reason", "")
+        if not isinstance(reason, str):
+            raise UnreadableVerdict(f"the judge's reason is no text: {_start(text)}")
+        return self.value(data[self.key]), " ".join(reason.split())[:LONGEST_REASON]
+
+
+@dataclass(frozen=True)
+class Scale(Form):
+    """A whole number from *low* to *high*."""
+
+    low: int = 0
+    high: int = 2
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high:
+            raise UsageError(f"a scale from {self.low} to {self.high}; expected low < high")
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.low, self.high + 1))) if self.high - self.low < 10 else ()
+
+    def value_schema(self) -> Mapping[str, Any]:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+    def instruction(self) -> str:
+        return f"a whole number from {self.low} (not met at all) to {self.high} (fully met)"
+
+    def value(self, raw: Any) -> float:
+        """The score as a share of the scale, in [0, 1]."""
+        if type(raw) is float and raw.is_integer():
+            raw = int(raw)
+        if type(raw) is not int or not self.low <= raw <= self.high:
+            raise UnreadableVerdict(f"the judge's score is {raw!r}; expected a whole number {self.low} to {self.high}")
+        return (raw - self.low) / (self.high - self.low)
+
+
+@dataclass(frozen=True)
+class Choice(Form):
+    """Exactly one of *labels*."""
+
+    labels: tuple[str, ...]
+    meaning: str = ""
+    key: str = "verdict"
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        return self.labels
+
+    def value_schema(self) -> Mapping[str, Any]:
+        return {"type": "string", "enum": list(self.labels)}
+
+    def instruction(self) -> str:
+        return f"one of {', '.join(json.dumps(label) for label in self.labels)}" + (
+            self.meaning and f": {self.meaning}"
+        )
+
+    def value(self, raw: Any) -> str:
+        if not isinstance(raw, str) or raw not in self.labels:
+            raise UnreadableVerdict(f"the judge's verdict is {_start(raw)}; expected one of {', '.join(self.labels)}")
+        return raw
+
+
+@dataclass(frozen=True)
+class Ranking(Form):
+    """All of *labels*, best first; each exactly once."""
+
+    labels: tuple[str, ...]
+    key: str = "ranking"
+
+    def value_schema(self) -> Mapping[str, Any]:
+        size = len(self.labels)
+        items = {"type": "string", "enum": list(self.labels)}
+        return {"type": "array", "items": items, "minItems": size, "maxItems": size}
+
+    def instruction(self) -> str:
+        return f"the list of all labels ({', '.join(self.labels)}), best first, each exactly once"
+
+    def value(self, raw: Any) -> tuple[str, ...]:
+        if not isinstance(raw, list) or sorted(map(str, raw)) != sorted(self.labels):
+            raise UnreadableVerdict(
+                f"the judge's ranking is {_start(raw)}; expected each of {', '.join(self.labels)} once"
+            )
+        return tuple(raw)
+
+
+@dataclass(frozen=True)
+class Texts(Form):
+    """A list of at most *most* objects with the text fields *fields*; for judges that write criteria."""
+
+    fields: tuple[str, ...]
+    most: int
+    key: str = "items"
+
+    def value_schema(self) -> Mapping[str, Any]:
+        fields = {name: {"type": "string"} for name in self.fields}
+        entry = {"type": "object", "properties": fields, "required": list(self.fields), "additionalProperties": False}
+        return {"type": "array", "items": entry, "maxItems": self.most}
+
+    def instruction(self) -> str:
+        return f"a list of at most {self.most} objects with the keys {', '.join(self.fields)}; it may be empty"
+
+    def value(self, raw: Any) -> tuple[Mapping[str, str], ...]:
+        if not isinstance(raw, list) or len(raw) > self.most:
+            raise UnreadableVerdict(f"expected a list of at most {self.most} objects, got {_start(raw)}")
+        for entry in raw:
+            if not isinstance(entry, dict) or set(entry) != set(self.fields):
+                raise UnreadableVerdict(f"an entry is {_start(entry)}; expected the keys {', '.join(self.fields)}")
+            if not all(isinstance(value, str) and value.strip() for value in entry.values()):
+                raise UnreadableVerdict(f"an entry is {_start(entry)}; expected text that is not empty")
+        return tuple(raw)
+
+
+def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("a key stands twice")
+    return dict(pairs)
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _start(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text[:400].split()))
+    return repr(line if len(line) <= 120 else line[:117] + "...")

@@ -1,0 +1,104 @@
+"""A server that answers judge prompts by a script, and what tests of judges share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from aiohttp import web
+
+from quintain_judge import JudgeService
+
+A = TypeVar("A")
+Verdict = Any
+_BLOCK = re.compile(r"\[BEGIN (.+?) ([0-9a-f]{16})\]\n(.*?)\n\[END \1 \2\]", re.DOTALL)
+
+
+def texts_of(body: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of a judge prompt, by name, as a reader finds them who trusts the delimiters."""
+    return {name: text for name, _, text in _BLOCK.findall(body["messages"][-1]["content"])}
+
+
+def key_of(body: Mapping[str, Any]) -> str:
+    """The delimiter of a judge prompt."""
+    return str(_BLOCK.findall(body["messages"][-1]["content"])[0][1])
+
+
+def completion(text: str | None, finish: str = "stop", **message: Any) -> dict[str, Any]:
+    """A chat completion."""
+    choice = {"finish_reason": finish, "message": {"role": "assistant", "content": text, **message}}
+    return {"choices": [choice], "usage": {"prompt_tokens": 100, "completion_tokens": 10}}
+
+
+def scored(score: Any, key: str = "score") -> dict[str, Any]:
+    """A chat completion with a verdict."""
+    return completion(json.dumps({"reason": "because", key: score}))
+
+
+Answer = Callable[[dict[str, Any]], Any]
+
+
+class JudgeServer:
+    """Answers with what *script* returns: a completion, or a status and a body; a coroutine may be slow.
+
+    Attributes:
+        bodies: what it was asked.
+        most: the largest number of requests in flight at once.
+        connections: distinct client ports.
+    """
+
+    def __init__(self, script: Answer, headers: Mapping[str, str] | None = None) -> None:
+        self.script, self.headers = script, dict(headers or {})
+        self.bodies: list[dict[str, Any]] = []
+        self.most = self._now = 0
+        self.connections: set[Any] = set()
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        self._now += 1
+        self.most = max(self.most, self._now)
+        self.connections.add(request.transport.get_extra_info("peername") if request.transport else None)
+        try:
+            body = await request.json()
+            self.bodies.append(body)
+            answer = self.script(body)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+        finally:
+            self._now -= 1
+        status, data = answer if isinstance(answer, tuple) else (200, answer)
+        text = data if isinstance(data, str) else json.dumps(data)
+        return web.Response(status=status, text=text, headers=self.headers, content_type="application/json")
+
+    async def _models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "judge-model"}]})
+
+    @contextlib.asynccontextmanager
+    async def up(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/models", self._models)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        finally:
+            await runner.cleanup()
+
+
+def judged(server: JudgeServer | Answer, use: Callable[[JudgeService], Coroutine[Any, Any, A]], **settings: Any) -> A:
+    """What *use* returns of a judge behind *server*, with a cache in memory unless *settings* say otherwise."""
+
+    async def run() -> A:
+        running = server if isinstance(server, JudgeServer) else JudgeServer(server)
+        async with running.up() as url:
+            values = {"cache": "none", "backoff": 0.001, "base_url": url, **settings}
+            async with JudgeService(**values) as judge:
+                return await use(judge)
+
+    return asyncio.run(run())

@@ -1,0 +1,364 @@
+"""Calls of a judge: cache, recording, budget, limits, retries, panels, engines; a real server injects the faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain import Engine, InfrastructureError, Message, Reply, Sampling, ToolSpec
+from quintain.errors import StorageError, UsageError
+from quintain.testing import ScriptedEngine
+from quintain_judge import Disagreement, EngineJudge, JudgeService, PolicyJudge, UnreadableVerdict
+from quintain_judge.calls import Budget, BudgetSpent
+
+from .judge_kit import JudgeServer, completion, judged, scored, texts_of
+
+PROMPT, RUBRIC = "Thank Ada.", "Is kind."
+
+
+async def grade(judge: JudgeService, reply: str = "Thank you, Ada.") -> float:
+    return (await judge.grade(PROMPT, reply, RUBRIC)).score
+
+
+async def many(judge: JudgeService, count: int) -> list[float]:
+    return list(await asyncio.gather(*(grade(judge, f"Thank you, Ada, for {n} letters.") for n in range(count))))
+
+
+def test_a_second_run_answers_from_the_cache(tmp_path: Path) -> None:
+    """Equal prompts cost one call, in one process and in the next one; a changed setting is another prompt."""
+    server = JudgeServer(lambda body: scored(2))
+    cache = str(tmp_path / "deep" / "judge.sqlite")
+
+    async def use(judge: JudgeService) -> tuple[list[float], Any]:
+        assert judge.calls is not None
+        return [*await many(judge, 5), *await many(judge, 5)], judge.calls.counts
+
+    async def run(**settings: Any) -> tuple[list[float], Any]:
+        async with JudgeService(base_url=url, cache=cache, **settings) as judge:
+            return await use(judge)
+
+    async def all_runs() -> list[Any]:
+        nonlocal url
+        async with server.up() as url:
+            return [await run(), await run(), await run(max_tokens=99)]
+
+    url = ""
+    first, second, third = asyncio.run(all_runs())
+
+    assert first[0] == second[0] == third[0] == [1.0] * 10
+    assert (first[1]["calls"], first[1]["cached"]) == (5, 5)
+    assert (second[1]["calls"], second[1]["cached"]) == (0, 10)
+    assert third[1]["calls"] == 5
+    assert len(server.bodies) == 10
+
+
+def test_equal_prompts_in_flight_are_one_call() -> None:
+    server = JudgeServer(lambda body: scored(1))
+
+    async def use(judge: JudgeService) -> Any:
+        scores = await asyncio.gather(*(grade(judge) for _ in range(20)))
+        return scores, judge.metrics()
+
+    scores, metrics = judged(server, use)
+    assert scores == [0.5] * 20 and len(server.bodies) == 1 and metrics["joined"] == 19
+
+
+def test_an_unreadable_entry_of_the_cache_is_dropped(tmp_path: Path) -> None:
+    server, cache = JudgeServer(lambda body: scored(1)), tmp_path / "judge.sqlite"
+
+    async def use(judge: JudgeService) -> list[Any]:
+        await grade(judge)
+        with sqlite3.connect(cache) as db:
+            db.execute("UPDATE answers SET text = 'torn'")
+        with pytest.raises(UnreadableVerdict):
+            await grade(judge)
+        return [await grade(judge), len(server.bodies)]
+
+    assert judged(server, use, cache=str(cache)) == [0.5, 2]
+
+
+def test_a_cache_that_cannot_be_opened_names_the_fix(tmp_path: Path) -> None:
+    (tmp_path / "judge.sqlite").write_text("no database, but a long enough text that is none " * 100)
+
+    with pytest.raises(StorageError, match='cache = "none"'):
+        judged(lambda body: scored(1), grade, cache=str(tmp_path / "judge.sqlite"))
+
+
+def test_record_and_replay(tmp_path: Path) -> None:
+    """A recording answers without any server; what it does not hold is a failure that names the fix."""
+    path = str(tmp_path / "recorded.jsonl")
+    recorded = judged(lambda body: scored(len(texts_of(body)["reply"]) % 3), lambda j: many(j, 12), record=path)
+    about = [json.loads(line)["about"] for line in Path(path).read_text().splitlines()]
+
+    async def replay() -> list[float]:
+        async with JudgeService(replay=path, cache="none") as judge:
+            scores = await many(judge, 12)
+            with pytest.raises(InfrastructureError, match="setting record"):
+                await grade(judge, "A new reply, unheard of.")
+            return scores
+
+    assert asyncio.run(replay()) == recorded
+    assert len(about) == 12 and about[0]["texts"]["prompt"] == PROMPT
+
+
+def test_a_recording_that_is_absent_or_broken_is_refused(tmp_path: Path) -> None:
+    async def start(path: Path) -> None:
+        async with JudgeService(replay=str(path), cache="none"):
+            pass
+
+    with pytest.raises(UsageError, match="record = "):
+        asyncio.run(start(tmp_path / "absent.jsonl"))
+    (tmp_path / "broken.jsonl").write_text('{"key": "a"}\n')
+    with pytest.raises(UsageError, match="line 1"):
+        asyncio.run(start(tmp_path / "broken.jsonl"))
+
+
+@pytest.mark.parametrize("budget", [{"calls": 7}, {"tokens": 7 * 110}, {"money": 7 * 1e-6 * (100 * 2 + 10 * 8)}])
+def test_the_budget_stops_and_what_was_paid_for_is_cached(budget: dict[str, float], tmp_path: Path) -> None:
+    """The eighth call is not made; after a resume with more, the seven answers are found and nothing is paid twice."""
+    server = JudgeServer(lambda body: scored(1))
+
+    async def run(url: str, state: dict[str, Any], count: int, **settings: Any) -> list[float]:
+        settings = {"cache": str(tmp_path / "judge.sqlite"), "prices": [2.0, 8.0], **settings}
+        async with JudgeService(base_url=url, **settings) as judge:
+            judge.restore(state)
+            try:
+                return [await grade(judge, f"Thank you, Ada, for {n} letters.") for n in range(count)]
+            finally:
+                state.update(judge.state())
+
+    async def both() -> None:
+        state: dict[str, Any] = {}
+        async with server.up() as url:
+            with pytest.raises(BudgetSpent, match=r"args\.budget and resume"):
+                await run(url, state, 20, budget=Budget(**budget))
+            assert len(server.bodies) == 7 == state["spent"]["calls"]
+            assert await run(url, state, 20, budget=Budget(calls=20)) == [0.5] * 20
+            assert len(server.bodies) == 20 == state["spent"]["calls"]
+            with pytest.raises(BudgetSpent, match="calls = 20"):
+                await run(url, state, 21, budget=Budget(calls=20))
+
+    asyncio.run(both())
+
+
+def test_a_step_that_was_given_up_is_still_paid_for(tmp_path: Path) -> None:
+    """A checkpoint from before a step has the older amount; the ledger in the cache has what was really spent."""
+    server = JudgeServer(lambda body: scored(1))
+    settings: dict[str, Any] = {"cache": str(tmp_path / "judge.sqlite")}
+
+    async def spends(judge: JudgeService) -> Any:
+        await grade(judge)
+        before = judge.state()
+        await many(judge, 3)
+        return before
+
+    before = judged(server, spends, **settings)
+
+    async def again(judge: JudgeService) -> float:
+        judge.restore(before)
+        return judge.metrics()["spent.calls"]
+
+    assert (before["spent"]["calls"], judged(server, again, **settings)) == (1, 4)
+
+
+def test_concurrency_and_connections_are_bounded() -> None:
+    async def slow(body: Any) -> Any:
+        await asyncio.sleep(0.01)
+        return scored(1)
+
+    server = JudgeServer(slow)
+    assert judged(server, lambda j: many(j, 40), concurrency=4) == [0.5] * 40
+    assert server.most == 4 and len(server.connections) <= 5  # four, and that of the list of models
+
+
+def test_the_rate_is_kept() -> None:
+    """Twenty calls at 100 a second have 19 intervals of 10 ms between them: a lower bound, however slow the machine."""
+    start = time.monotonic()
+    judged(lambda body: scored(1), lambda j: many(j, 20), rate=100.0)
+
+    assert time.monotonic() - start >= 0.19
+
+
+def test_faults_of_a_server_are_retried_and_no_rollout_is_lost() -> None:
+    """Outages, slow answers, wrong JSON, refusals, cut and absent verdicts, each once per prompt: all are judged."""
+    seen: dict[str, int] = {}
+    faults: list[Any] = [
+        (500, "down"), (503, ""), (429, '{"error": {"message": "slow down"}}'), (200, "no json"), (200, "{}"),
+        completion(None, refusal="no"), completion('{"score":', finish="length"), completion("Two."), scored(11),
+        completion(None, finish="content_filter"),
+    ]  # fmt: skip
+
+    async def late() -> Any:
+        await asyncio.sleep(5)
+        return scored(0)
+
+    def script(body: Any) -> Any:
+        reply = texts_of(body)["reply"]
+        seen[reply] = seen.get(reply, 0) + 1
+        number = int("".join(filter(str.isdigit, reply)))
+        if seen[reply] > 1:
+            return scored(2)
+        return late() if number % 11 == 10 else faults[number % 11]
+
+    server = JudgeServer(script)
+
+    async def use(judge: JudgeService) -> Any:
+        outcomes = await asyncio.gather(
+            *(grade(judge, f"Thank you, Ada, for {n} letters.") for n in range(33)), return_exceptions=True
+        )
+        return outcomes, judge.metrics()
+
+    outcomes, metrics = judged(server, use, timeout=0.3, retries=1)
+    assert outcomes == [1.0] * 33
+    assert (metrics["retries"], metrics["unreadable"]) == (33, 12)  # the others are failures of the server
+
+
+def test_retry_after_is_kept() -> None:
+    answers = iter([(429, "later"), scored(1)])
+    server = JudgeServer(lambda body: next(answers), headers={"Retry-After": "0.2"})
+    start = time.monotonic()
+
+    assert judged(server, grade) == 0.5
+    assert time.monotonic() - start >= 0.2
+
+
+def test_a_server_that_is_down_is_named_at_the_start() -> None:
+    async def start() -> None:
+        async with JudgeService(base_url="http://127.0.0.1:9/v1", cache="none"):
+            pass
+
+    with pytest.raises(InfrastructureError, match="is the server running"):
+        asyncio.run(start())
+
+
+def test_a_server_without_schemas_gets_a_hint() -> None:
+    refusal = (400, '{"error": {"message": "response_format json_schema is not supported"}}')
+
+    with pytest.raises(InfrastructureError, match="constrain = "):
+        judged(lambda body: refusal, grade)
+    server = JudgeServer(lambda body: scored(2))
+    assert judged(server, grade, constrain="none") == 1 and "response_format" not in server.bodies[0]
+
+
+def test_what_is_sent_is_constrained_and_greedy() -> None:
+    server = JudgeServer(lambda body: scored(2))
+    judged(server, grade)
+    (body,) = server.bodies
+
+    assert body["temperature"] == 0 and body["max_tokens"] == 512
+    schema = body["response_format"]["json_schema"]
+    assert schema["strict"] and schema["schema"]["required"] == ["reason", "score"]
+    assert schema["schema"]["properties"]["score"] == {"type": "integer", "minimum": 0, "maximum": 2}
+
+
+def test_votes_are_distinct_samples_and_a_spread_is_no_verdict() -> None:
+    server = JudgeServer(lambda body: scored(body["seed"] // 1000 % 3))
+
+    async def use(judge: JudgeService) -> float:
+        return await grade(judge)
+
+    score = judged(server, use, votes=3, temperature=0.7)
+    assert len(server.bodies) == 3 and len({b["seed"] for b in server.bodies}) == 3
+    assert score == pytest.approx(0.5)
+    with pytest.raises(Disagreement, match="spread"):
+        judged(server, use, votes=3, temperature=0.7, max_spread=0.3)
+    with pytest.raises(UsageError, match="temperature"):
+        JudgeService(base_url="http://127.0.0.1:1/v1", votes=3)
+
+
+def test_a_panel_averages_scores_and_votes_on_choices() -> None:
+    from quintain_judge.backends import EndpointTable
+
+    def member(score: int, label: str) -> JudgeServer:
+        return JudgeServer(
+            lambda b: scored(label, "verdict") if '"verdict":' in json.dumps(b["response_format"]) else scored(score)
+        )
+
+    async def use() -> list[Any]:
+        async with member(0, "A").up() as one, member(2, "B").up() as two, member(1, "B").up() as three:
+            urls = [EndpointTable(base_url=url) for url in (one, two, three)]
+            async with JudgeService(panel=urls, cache="none", swap=False) as judge:
+                scores = [await grade(judge), await judge.prefers(PROMPT, "Thanks.", "Thank you.", [RUBRIC])]
+            async with JudgeService(panel=urls[:2], cache="none", swap=False) as judge:
+                with pytest.raises(Disagreement, match="majority"):
+                    await judge.prefers(PROMPT, "Thanks.", "Thank you.", [RUBRIC])
+            return scores
+
+    assert asyncio.run(use()) == [0.5, 0.0]
+
+
+class Writer(Engine):
+    """Answers with text, as an engine of the run."""
+
+    name = "writer"
+
+    def __init__(self, text: str) -> None:
+        self.text, self.asked = text, 0
+
+    async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
+        self.asked += 1
+        return Reply(text=self.text)
+
+
+def test_an_engine_judges_with_text() -> None:
+    async def use() -> list[float]:
+        engine = Writer('{"reason": "", "score": 1}')
+        async with EngineJudge(engine=engine, cache="none") as judge:
+            scores = [await grade(judge), await grade(judge)]
+            assert engine.asked == 2  # weights that may change are not cached
+        async with EngineJudge(engine=engine, cache="none", cached=True) as judge:
+            return [*scores, await grade(judge), await grade(judge), engine.asked]
+
+    assert asyncio.run(use()) == [0.5, 0.5, 0.5, 0.5, 3]
+
+
+class Prefers(ScriptedEngine):
+    """Finds each verdict as likely as *likes* says."""
+
+    def __init__(self, **likes: float) -> None:
+        super().__init__()
+        self.likes = likes
+
+    async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> Sequence[float]:
+        return [self.likes.get(self.tokenizer.decode(ids[start:]), -9.0)]
+
+
+def test_a_policy_judges_itself_by_likelihoods() -> None:
+    """Every verdict can be read, whatever the model; rankings are made of pairs; nothing is cached."""
+
+    async def use() -> list[Any]:
+        async with PolicyJudge(policy=Prefers(**{"1": -1.0, "B": -1.0}), cache="none") as judge:
+            score = await grade(judge)
+            pair = await judge.prefers(PROMPT, "Thanks.", "Thank you.", [RUBRIC])  # a judge of positions: a tie
+            ranks = await judge.ranks(PROMPT, ["Thanks.", "Thank you."], [RUBRIC])
+            return [score, pair, ranks, judge.metrics().get("cached", 0)]
+
+    assert asyncio.run(use()) == [0.5, 0.5, [0.5, 0.5], 0]
+
+
+def test_rules_name_the_fix_for_a_criterion_they_do_not_know() -> None:
+    async def use() -> None:
+        async with JudgeService() as judge:
+            await grade(judge)
+
+    with pytest.raises(UsageError, match=r"Is kind\..*\[services.judge\].*base_url"):
+        asyncio.run(use())
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"concurrency": 0}, "concurrency is 0"), ({"retries": -1}, "retries"), ({"timeout": 0}, "timeout"),
+        ({"record": "a", "replay": "b"}, "exclude"), ({"votes": 0}, "votes"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        judged(lambda body: scored(1), grade, **settings)
