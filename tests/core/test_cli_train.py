@@ -266,7 +266,7 @@ def test_runs_says_that_the_model_is_prepared(
     status, _, err = called(capsys, "--env", "doubling", "--model", "slow")
     assert status == 130 and seen == ["running", "preparing"]
     assert "stopped; continue with: " in err and "quintain train --resume runs/doubling-1" in err
-    assert main(["runs"]) == 0 and "stopped" in capsys.readouterr().out
+    assert list_runs("runs")[0].state == "stopped"
 
 
 def test_the_summary_says_what_draws_the_curves(place: Path) -> None:

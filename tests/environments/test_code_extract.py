@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain.rollouts.chat.tool_calls import parse
+from quintain.models.tool_calls import parse
 from quintain_code import extract
 from quintain_code.extract import LONGEST
 

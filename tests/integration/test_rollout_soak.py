@@ -130,7 +130,7 @@ async def judged(rollout: Rollout) -> float:
 
 class Faulty(Environment[Task, Any]):
     reward = judged
-    limits = Limits(turns=6, seconds=8.0, reward_seconds=1.0)
+    limits = Limits(turns=6, seconds=15.0, reward_seconds=1.0)
     count: int
 
     def tasks(self, split: str) -> Iterator[Task]:

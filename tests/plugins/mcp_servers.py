@@ -57,13 +57,13 @@ def tools_over_http(*options: str, port: int = 0) -> Iterator[tuple[str, subproc
             server.wait(20)
 
 
-def processes_of(marker: str) -> list[int]:
-    """Running processes, zombies left out, whose command line has *marker*."""
+def processes_of(marker: str, without: str = "\0\0") -> list[int]:
+    """Running processes, zombies left out, whose command line has *marker* and not *without*."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             line = (entry / "cmdline").read_bytes().decode("utf-8", "replace")
-            if marker in line and int(entry.name) != os.getpid():
+            if marker in line and without not in line and int(entry.name) != os.getpid():
                 found.append(int(entry.name))
     return found
 

@@ -67,7 +67,7 @@ async def many(mcp: Mcp, marker: str, engine: Any = None, environment: Any = Non
     async def watch() -> None:
         nonlocal most
         while True:
-            most = max(most, len(set(processes_of(marker)) - set(processes_of("guard_main.py"))))
+            most = max(most, len(processes_of(marker, without="guard_main.py")))
             await asyncio.sleep(0.01)
 
     watching = asyncio.create_task(watch())
