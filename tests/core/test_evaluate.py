@@ -421,6 +421,7 @@ def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     "argv, message",
     [
         (["doubling", "-e", "@oracel"], "did you mean 'oracle'"),
+        (["doubling", "-e", "oracle"], "'oracle' is a control of 'doubling' and no engine: --engine @oracle"),
         (["doublin", "-e", "@oracle"], "did you mean 'doubling'"),
         (["doubling", "-e", "@oracle", "--arg", "siez=5"], "did you mean 'size'"),
         (["doubling", "-e", "@oracle", "--arg", "size=big"], "size is 'big'; expected int"),

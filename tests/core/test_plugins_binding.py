@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Optional
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from quintain import Environment, Judge, Judgement, Rollout, Service, Task, need, objective, reward
-from quintain.errors import BindingError, PluginError
+from quintain.errors import BindingError, PluginError, UsageError
 from quintain.interfaces.algorithm import KL, Algorithm
 from quintain.interfaces.pieces import Piece
 from quintain.registry.binding import MISSING, bind, check_args, signature_of, type_name
@@ -78,6 +78,17 @@ def kind(rollout: Rollout[Task, None], *, rubric: str, weight: float = 1.0, judg
         rubric: what counts as kind.
     """
     return weight
+
+
+def not_empty(name: str) -> str:
+    if not name:
+        raise UsageError("the name is empty; give one")
+    return name
+
+
+class Named:
+    def __init__(self, name: Annotated[str, AfterValidator(not_empty)] = "") -> None:
+        self.name = name
 
 
 JUDGE = {"judge": Strict()}
@@ -151,6 +162,15 @@ def test_wrong_arguments(args: dict[str, Any], message: str) -> None:
         bind(Game, args, JUDGE, who="environment 'game'")
 
     assert message in str(e.value)
+
+
+def test_a_validator_of_an_annotation_also_judges_the_default() -> None:
+    """Its own message stands, without pydantic's."""
+    for args in ({}, {"name": ""}):
+        with pytest.raises(BindingError) as e:
+            check_args(Named, args, who="named")
+        assert "named: the name is empty; give one" == str(e.value)
+    assert "x" == bind(Named, {"name": "x"}).name
 
 
 def test_all_faults_at_once() -> None:

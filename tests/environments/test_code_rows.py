@@ -14,12 +14,13 @@ from click.testing import CliRunner
 
 from quintain.cli import main as command_line
 from quintain.errors import UsageError
+from quintain.registry.binding import check_args
 from quintain.testing import EnvironmentSuite, run_episode
 from quintain_code import OUTCOMES, Code, Grader, task_of
 from quintain_code.check import main
 from quintain_code.data import fingerprint, load
 from quintain_code.names import solution_names, suite_tests
-from quintain_sandbox import Bubblewrap
+from quintain_sandbox import Bubblewrap, Docker, Landlock, Rlimits
 
 MBPP: dict[str, Any] = {
     "text": "Write a function to add.", "code": "import math\r\ndef add(a, b=1):\r\n  return a + b", "task_id": 601,
@@ -145,6 +146,16 @@ def test_levels_and_sources_are_those_of_the_row() -> None:
         ({**PROGRAM, "cpu_seconds": "long"}, "cpu_seconds is 'long'; expected a number"),
         ({**PROGRAM, "outputs": []}, "outputs 0; expected one output for each input"),
         ({"prompt": "?", "tests": "assert f() == 1"}, "tests is a str; expected a list of texts"),
+        ({**OWN, "soluton": "x"}, "unknown key 'soluton'; did you mean 'solution'"),
+        ({**PROGRAM, "cpu_second": 1}, "unknown key 'cpu_second'; did you mean 'cpu_seconds'"),
+        ({**MODULES, "tags": ["x"]}, "unknown key 'tags'.*begin with _ or go into `metadata`"),
+        ({**OWN, "in_place": "no"}, "in_place is 'no'; expected true or false"),
+        ({**OWN, "level": "hrad"}, "level is 'hrad', which is no number; did you mean 'hard'"),
+        ({**OWN, "setup": 5}, "'5' is a int; expected text"),
+        ({**PROGRAM, "argv": "python3 x.py"}, "argv is a str; expected a list of texts"),
+        ({**MODULES, "files": "a.py"}, "files is a str; expected a list of texts"),
+        ({**MODULES, "suite": ["x"]}, "suite is a list; expected source by file name"),
+        ({"prompt": "?", "test": ["assert f()"]}, "has the keys prompt, test; did you mean 'tests' for 'test'"),
         ({**MODULES, "files": ["json.py", "b.py"]}, "name of a module of Python"),
         ({**MODULES, "files": ["a.py", "a.py"]}, "expected distinct names"),
         ({**MODULES, "suite": {"test_b.py": "def ("}}, "test_b.py is no Python"),
@@ -193,6 +204,34 @@ def test_mbpp_keeps_its_splits_and_rows_may_name_theirs(tmp_path: Path, caplog: 
     assert ["row 3"] == [t.source for t in load(own, "test")]
 
 
+def test_keys_of_ones_own_and_columns_of_the_hub_are_left_alone() -> None:
+    assert task_of(OWN, "") == task_of({**OWN, "_note": 1, "metadata": {"any": "thing"}}, "")
+    assert task_of(OWN, "") == task_of({**OWN, "n_tokens": 5}, "", written=False)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        (("train", "tset"), "rows.jsonl:2: there is no split 'tset'; did you mean 'test'"),
+        (("train", None), "rows.jsonl:2 has no split, and other rows of the file have one"),
+        (("train", 3), "rows.jsonl:2: there is no split 3; known: dev, test, train"),
+    ],
+)
+def test_a_split_that_would_never_be_read_is_named(tmp_path: Path, splits: tuple[Any, ...], message: str) -> None:
+    rows = [named(n, **({} if split is None else {"split": split})) for n, split in enumerate(splits, 3)]
+    file = write(tmp_path / "rows.jsonl", *rows)
+    with pytest.raises(UsageError, match=message):
+        load(file, "test")
+    with pytest.raises(UsageError, match="there is no split 'validation'"):
+        load(file, "validation")
+
+
+def test_a_row_of_a_folder_that_names_another_split_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "test.jsonl", named(3, split="test"), named(4, split="train"))
+    with pytest.raises(UsageError, match=r"test.jsonl:2: its split is 'train', and the file is that of 'test'"):
+        load(str(tmp_path), "test")
+
+
 def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
     write(tmp_path / "train.jsonl", named(3), named(3), named(4))
     assert 2 == len(load(str(tmp_path), "train"))
@@ -201,10 +240,48 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
         load(str(tmp_path), "test")
 
 
-@pytest.mark.parametrize(("data", "message"), [("./no.jsonl", "there is no file or folder"), ("", "data is empty")])
-def test_missing_data_is_named(data: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ("./no.jsonl", "there is no file or folder './no.jsonl'; name one with --data FILE"),
+        ("/no/where/rows.jsonl", "nor a folder '/no/where'; name one with --data FILE"),
+        ("", "data is empty; name a file of JSON lines"),
+    ],
+)
+def test_missing_data_is_named(data: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also by the command line, which says so before it starts a sandbox."""
     with pytest.raises(UsageError, match=message):
         list(Code(data=data, sandbox=None).tasks("test"))  # type: ignore[arg-type]
+    assert 2 == command_line(["eval", "code", "--data", data, "--engine", "@oracle"])
+    said = capsys.readouterr().err
+    assert message in said
+    assert "sandbox" not in said
+
+
+def test_the_nearest_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "rows.jsonl", OWN)
+    with pytest.raises(UsageError, match=r"did you mean '.*/rows.jsonl'\?"):
+        load(str(tmp_path / "rosw.jsonl"), "test")
+
+
+def test_an_unknown_guarantee_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the environment and by the service, in an evaluation and in a dry run."""
+    data = write(tmp_path / "rows.jsonl", OWN)
+    message = "enforce has 'tme', which is no guarantee; did you mean 'time'?"
+    assert 2 == command_line(["eval", "code", "--data", data, "--engine", "@oracle", "--arg", 'enforce=["tme"]'])
+    assert f"environment 'code': {message}" in capsys.readouterr().err
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        f'[[environments]]\nuse = "code"\nargs = {{ data = "{data}" }}\n'
+        '[services.sandbox]\nuse = "sandbox"\nargs = { enforce = ["tme"] }\n'
+    )
+    assert 2 == command_line(["train", str(recipe), "--dry-run"])
+    assert f"[services.sandbox]: {message}" in capsys.readouterr().err
+    for provider in (Docker, Bubblewrap, Landlock, Rlimits):
+        with pytest.raises(UsageError, match="did you mean 'time'"):
+            check_args(provider, {"enforce": ["tme"]})
 
 
 def test_bad_lines_and_empty_files_are_named(tmp_path: Path) -> None:
@@ -263,7 +340,9 @@ def test_check_lists_the_rows_that_cannot_be_used(sandbox: Bubblewrap, tmp_path:
     if "enforce" in found.output:
         pytest.skip(found.output)
     assert 1 == found.exit_code, found.output
-    assert "3 rows, 2 left out" in found.output
+    assert "3 rows, 1 can be used, 2 left out (1 failed, 1 unsupported)" in found.output
+    assert f"{data}:2  failed       wrong" in found.output
+    assert f"{data}:3  unsupported  odd" in found.output
     assert {"wrong": "failed", "odd": "unsupported"} == {
         row["source"]: row["reason"].partition(":")[0] for row in json.loads(out.read_text()).values()
     }
@@ -271,6 +350,44 @@ def test_check_lists_the_rows_that_cannot_be_used(sandbox: Bubblewrap, tmp_path:
     assert ["One."] == [str(t.prompt).partition("\n")[0] for t in code.tasks("test")]
     with pytest.raises(UsageError, match="is no file of `quintain-code check`"):
         list(Code(data=data, left_out=data, sandbox=sandbox).tasks("test"))
+
+
+def test_check_prints_a_table_or_json_without_a_file(sandbox: Bubblewrap, tmp_path: Path) -> None:
+    """Rows that no loading would accept are listed, too, and the sandbox is not asked for them."""
+    data = write(
+        tmp_path / "rows.jsonl", OWN, {**OWN, "soluton": ""}, {"prompt": "No reference.", "tests": ["assert f()"]}
+    )
+    found = CliRunner().invoke(main, ["check", "--data", data, "--json"])
+    if "enforce" in found.output:
+        pytest.skip(found.output)
+    report = json.loads(found.stdout)
+    assert (1, 3, 1) == (found.exit_code, report["rows"], report["usable"])
+    assert [(f"{data}:2", "unreadable"), (f"{data}:3", "no reference")] == [
+        (row["row"], row["outcome"]) for row in report["left_out"]
+    ]
+    assert "did you mean 'solution'" in report["left_out"][0]["reason"]
+    bad = write(tmp_path / "bad.jsonl", {"prompt": "?"})
+    table = CliRunner().invoke(main, ["check", "--data", bad])
+    assert 1 == table.exit_code
+    assert f"{bad}:1  unreadable" in table.output
+    assert "no data set with them loads" in table.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data", "no.jsonl"], "there is no file or folder 'no.jsonl'"),
+        (["--data", "{here}"], "has none of train.jsonl, dev.jsonl, test.jsonl"),
+        (["--data", "{here}/empty.jsonl"], "holds no lines"),
+        (["--data", "{here}/empty.jsonl", "--out", "{here}/no/out.json"], "there is no folder"),
+    ],
+)
+def test_check_says_in_one_line_why_it_did_not_run(tmp_path: Path, options: list[str], message: str) -> None:
+    (tmp_path / "empty.jsonl").write_text("\n")
+    found = CliRunner().invoke(main, ["check", *(option.format(here=tmp_path) for option in options)])
+    assert 2 == found.exit_code
+    assert message in found.output
+    assert 1 == found.output.count("\n")
 
 
 def test_a_fingerprint_does_not_depend_on_the_prompt() -> None:

@@ -12,13 +12,25 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quintain.errors import InfrastructureError, UsageError
 from quintain.services.manager import opened
 from quintain.training.recipe.tables import ComponentTable
-from quintain_sandbox import AXES, Bubblewrap, Guarantee, ProgramLimits, ProgramResult, bpf, bubblewrap, local
+from quintain_sandbox import (
+    AXES,
+    Bubblewrap,
+    Guarantee,
+    ProgramLimits,
+    ProgramResult,
+    Usage,
+    bpf,
+    bubblewrap,
+    local,
+    probe,
+)
 from quintain_sandbox.cgroups import ControlGroup, Controllers, own_controllers
 
 from .sandbox_service import left_behind, started
@@ -93,6 +105,77 @@ def test_files_outside_the_working_directory_are_refused(sandbox: Bubblewrap, na
     """Names are relative, without '..' and NUL, and bounded."""
     with pytest.raises(UsageError, match="outside the working directory"):
         asyncio.run(sandbox.run({name: b""}, ["true"]))
+
+
+def test_text_is_written_as_utf_8(sandbox: Bubblewrap) -> None:
+    """Files and standard input may be text; streams of the result are bytes."""
+    program = "import sys; print(open('data.txt').read(), sys.stdin.read())"
+    result = asyncio.run(sandbox.run({"main.py": program, "data.txt": "né"}, ["python3", "main.py"], "√2", PATIENT))
+    assert ("ok", "né √2\n".encode()) == (result.status, result.stdout)
+
+    async def talk() -> bytes:
+        async with sandbox.start({"main.py": "print(input()[::-1])"}, ["python3", "main.py"], PATIENT) as program:
+            await program.write("∞x\n")
+            return await program.read_line(seconds=20)
+
+    assert "x∞\n".encode() == asyncio.run(talk())
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        ({"stdin": 5}, "stdin is a int; expected bytes or text"),
+        ({"stdin": "\ud800"}, "stdin has characters that UTF-8 cannot encode.*give bytes"),
+        ({"files": {"a.py": None}}, r"files\['a.py'\] is a NoneType; expected bytes or text"),
+        ({"files": ["a.py"]}, "files is .*; expected contents by name"),
+        ({"limits": {}}, r"limits is \{\}; expected ProgramLimits, such as limits=ProgramLimits\(seconds=2\)"),
+        ({"limits": {"seconds": 2}}, "expected ProgramLimits"),
+        ({"argv": ["python3", 5]}, "argv has 5; expected words of text without NUL"),
+        ({"argv": []}, "expected a sequence of words, the command first"),
+    ],
+)
+def test_arguments_of_other_types_are_named(sandbox: Bubblewrap, request_: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        asyncio.run(sandbox.run(**{"files": {}, "argv": ["true"], **request_}))
+
+
+@pytest.mark.parametrize("seconds", [-1, 0, float("inf"), "2", None])
+def test_limits_are_positive_numbers(seconds: Any) -> None:
+    with pytest.raises(UsageError, match=f"limits.seconds is {seconds!r}; expected a positive finite number"):
+        ProgramLimits(seconds=seconds)
+
+
+def sleeping(token: str, seconds: float) -> subprocess.Popen[bytes]:
+    """A process with *token* on its command line."""
+    process = subprocess.Popen(["/bin/sh", "-c", f"sleep {seconds}; :", token])
+    while token.encode() not in Path(f"/proc/{process.pid}/cmdline").read_bytes():  # empty for a moment
+        assert process.poll() is None
+    return process
+
+
+def test_a_process_that_ends_late_is_not_one_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill, a process of a loaded machine waits for a core to end on; one that nobody kills stays."""
+
+    async def guarantees(lives: float) -> Guarantee:
+        processes: list[subprocess.Popen[bytes]] = []
+
+        async def run(files: object, argv: Any, stdin: bytes, limits: object) -> ProgramResult:
+            if argv[-1] != probe.LOOK:
+                processes.append(sleeping(argv[-1].split('"')[-2], lives))
+            usage = Usage(seconds=0.0, cpu_seconds=0.0, memory=0, user=12345)
+            return ProgramResult(status="ok", exit=0, stdout=b'{"processes": true}', stderr=b"", usage=usage)
+
+        try:
+            return (await probe._look(run))["processes"]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+    monkeypatch.setattr(probe, "DIE_SECONDS", 2.0)
+    assert Guarantee.ABSENT is asyncio.run(guarantees(60))
+    monkeypatch.setattr(probe, "DIE_SECONDS", 60.0)
+    assert Guarantee.ENFORCED is asyncio.run(guarantees(1.0))
 
 
 def test_requests_that_cannot_be_met_are_refused(sandbox: Bubblewrap) -> None:

@@ -143,6 +143,15 @@ def test_large_streams_pass_whole(sandbox: Bubblewrap) -> None:
     work(sandbox, steps, output=1 << 20)
 
 
+def test_text_is_written_as_utf_8(sandbox: Bubblewrap) -> None:
+    async def steps(session: Session) -> None:
+        await session.write("w", "né")
+        result = await session.run(["sh", "-c", "cat w t -"], "√", {"t": "ü"})
+        assert "néü√".encode() == result.stdout
+
+    work(sandbox, steps)
+
+
 def test_reads_are_of_regular_files_and_bounded(sandbox: Bubblewrap) -> None:
     """Missing, unreadable, special and large files are refused; the session goes on."""
 
@@ -173,6 +182,10 @@ def test_reads_are_of_regular_files_and_bounded(sandbox: Bubblewrap) -> None:
             await session.write("w", bytes(17 << 20))
         with pytest.raises(UsageError, match="NUL"):
             await session.write("w\0", b"")
+        with pytest.raises(UsageError, match="data is a int; expected bytes or text"):
+            await session.write("w", 5)
+        with pytest.raises(UsageError, match="seconds is '3'; expected a positive finite number"):
+            await session.run(["true"], seconds="3")
         with pytest.raises(UsageError, match="seconds"):
             await session.run(["true"], seconds=-1)
         with pytest.raises(UsageError, match="limit"):

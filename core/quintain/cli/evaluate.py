@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..registry.binding import Signature
     from ..services.manager import Choice
     from ..training.resolve import EnvironmentSpec
-    from ..types.sampling import Sampling
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
@@ -101,11 +100,14 @@ def evaluate(
     quintain eval ./mine.py:Mine --controls
     """
     from ..models.hf import check_folder
-    from ..registry.binding import signature_of
+    from ..registry.binding import check_args, signature_of
     from ..registry.lookup import current
     from ..training.interrupts import run_stoppable
     from ..training.resolve import resolve_environment
+    from ..training.rollout_table import to_parquet
     from ..training.runs import model_named
+    from ..training.storage import write_atomically
+    from ..types.sampling import Sampling
 
     if controls:
         _alone("--controls", "engine", "model", "engine_args", "out")
@@ -119,10 +121,18 @@ def evaluate(
     spec = resolve_environment(environment, {}, reward=reward, system=system)
     spec = replace(spec, args=_fields([*args, *([f"data={data}"] if data else [])], spec.component, "--arg"))
     chosen = services_of(services, service_args)
+    if engine in spec.component.controls():
+        raise UsageError(f"{engine!r} is a control of {spec.name!r} and no engine: --engine @{engine}")
+    check_args(spec.component, spec.args, who=f"environment {spec.name!r}")  # before services start
+    default = 0.0 if samples == 1 else 1.0
+    try:
+        sampling = Sampling(temperature=default if temperature is None else temperature, max_tokens=max_tokens)
+    except ValueError as e:
+        raise UsageError(str(e)) from e
     settings: dict[str, Any] = {
         "split": split,
         "samples": samples,
-        "sampling": _sampling(temperature, max_tokens, samples),
+        "sampling": sampling,
         "ks": _ks(ks),
         "concurrency": concurrency,
         "retries": retries,
@@ -130,12 +140,14 @@ def evaluate(
         "name": environment,
     }
     if controls:
-        settings["count"] = tasks or CONTROL_TASKS
-        return _show_controls(run_stoppable(_controls(spec, chosen, settings)), as_json)
+        return _show_controls(
+            run_stoppable(_controls(spec, chosen, settings | {"count": tasks or CONTROL_TASKS})), as_json
+        )
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
     result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings))
     if out is not None:
-        _write(out, result)
+        lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
+        write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())
     _show(result, as_json, out)
     return _verdict(result, max_failures)
 
@@ -225,16 +237,6 @@ def _fields(pairs: Sequence[str], component: Any, option: str) -> dict[str, Any]
         text = key in fields and fields[key].type is str and not isinstance(value, str)
         values[key] = written if text else value
     return values
-
-
-def _sampling(temperature: float | None, max_tokens: int, samples: int) -> Sampling:
-    from ..types.sampling import Sampling
-
-    chosen = temperature if temperature is not None else 0.0 if samples == 1 else 1.0
-    try:
-        return Sampling(temperature=chosen, max_tokens=max_tokens)
-    except ValueError as e:
-        raise UsageError(str(e)) from e
 
 
 def _ks(text: str) -> tuple[int, ...]:
@@ -349,11 +351,3 @@ def _check_out(out: Path | None) -> None:
         raise UsageError(f"--out {str(out)!r}: there is no folder {str(out.absolute().parent)!r}")
     if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UsageError("--out FILE.parquet needs pyarrow: pip install 'quintain[train]', or write FILE.jsonl")
-
-
-def _write(out: Path, result: Evaluation) -> None:
-    from ..training.rollout_table import to_parquet
-    from ..training.storage import write_atomically
-
-    lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
-    write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())

@@ -220,6 +220,9 @@ def _checked(
         else:
             fix = _as_constant(component, key) or did_you_mean(key, fields) or "; it takes none"
             faults.append(f"{who} has no argument {key!r}{fix}")
+    for f in signature.fields:
+        if f.name not in args and not f.required and hasattr(f.type, "__metadata__"):
+            _typed(f, f.default, who, faults)  # a constraint or validator may refuse it, such as an empty path
     faults.extend(
         f"{who} needs the argument {f.name!r} ({type_name(f.type)})"
         for f in signature.fields
@@ -272,6 +275,9 @@ def _typed(field: Field, value: Any, who: str, faults: list[str]) -> Any:
         if dataclasses.is_dataclass(field.type):
             expected = f"a table ({expected})"
         for error in e.errors(include_url=False):
+            if isinstance(cause := error.get("ctx", {}).get("error"), UsageError):
+                faults.append(f"{who}: {cause}")  # of the component's own validator
+                continue
             place = ".".join(str(x) for x in (field.name, *error["loc"]))
             message = error["msg"][0].lower() + error["msg"][1:]
             faults.append(f"{who}: {place} is {error['input']!r}; expected {expected} ({message})")

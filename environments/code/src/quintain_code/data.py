@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from quintain.errors import UsageError
+from quintain.errors import UsageError, did_you_mean
 from quintain.models import offline, quiet, unreachable
 
 from .rows import FORMATS, task_of
@@ -26,7 +27,11 @@ HUB_SPLITS = {"train": ("train",), "dev": ("validation", "dev", "prompt"), "test
 """Names of the splits in data sets of the hub, in order of preference."""
 
 
-@lru_cache(maxsize=16)
+SPLITS = tuple(HUB_SPLITS)
+Rows = list[tuple[Any, str]]
+"""Rows, each with the place that it comes from."""
+
+
 def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tuple[CodeTask, ...]:
     """All tasks of a split, without repetitions.
 
@@ -36,18 +41,54 @@ def load(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tu
     Raises:
         UsageError: there is no such data, or a row has no known format.
     """
-    path = Path(data)
+    return tuple(task for task, _ in located(data, split, splits, show_tests))
+
+
+@lru_cache(maxsize=16)
+def located(data: str, split: str, splits: str = "own", show_tests: int = -1) -> tuple[tuple[CodeTask, str], ...]:
+    """As `load`, with the place of each task: file and line, or data set and index."""
+    show, written = None if show_tests < 0 else show_tests, Path(data).exists()
+    tasks: dict[str, tuple[CodeTask, str]] = {}
+    for row, where in rows_of(data, split, splits):
+        task = task_of(row, where, show, written=written)
+        tasks[fingerprint(task)] = task, where
+    return tuple({task.id: (task, where) for task, where in tasks.values()}.values())
+
+
+def rows_of(data: str, split: str, splits: str = "own") -> Rows:
+    """The rows of a split as they are, each with its place; arguments and errors as `load`."""
+    path = Path(checked(data))
+    if split not in SPLITS:
+        raise UsageError(f"code: there is no split {split!r}{did_you_mean(split, SPLITS)}")
     if path.is_dir():
-        rows = _of_folder(path, split)
-    elif path.is_file():
-        rows = list(_of_file(path, split, splits))
-    elif path.suffix or data.startswith((".", "/")) or data.count("/") > 1:
-        raise UsageError(f"code: there is no file or folder {data!r}")
-    else:
-        rows = _of_hub(data, split)
-    show = None if show_tests < 0 else show_tests
-    tasks = {fingerprint(task): task for task in (task_of(row, where, show) for row, where in rows)}
-    return tuple({task.id: task for task in tasks.values()}.values())
+        return _of_folder(path, split)
+    return list(_of_file(path, split, splits)) if path.is_file() else _of_hub(data, split)
+
+
+def checked(data: str) -> str:
+    """*data*, if it is there or may be a data set of the hub.
+
+    Raises:
+        UsageError: it is empty, or names a file or folder that is not there.
+    """
+    if not data:
+        raise UsageError(
+            "data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
+            'set of the hub: --data FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
+        )
+    path = Path(data)
+    if not path.exists() and (path.suffix or data.startswith((".", "/", "~")) or data.count("/") > 1):
+        raise UsageError(f"there is no file or folder {data!r}{_beside(path)}")
+    return data
+
+
+def _beside(path: Path) -> str:
+    """The entry of the parent folder that the name may be a misspelling of."""
+    folder = next((f for f in path.parents if f.is_dir()), None)
+    if folder is None or folder != path.parent:
+        return f", nor a folder {str(path.parent)!r}; name one with --data FILE"
+    near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
+    return f"; did you mean {str(folder / near[0])!r}?" if near else "; name one with --data FILE"
 
 
 def fingerprint(task: CodeTask) -> str:
@@ -80,14 +121,17 @@ def _faults(text: str) -> dict[str, str]:
     return {key: f"{row['source']}: {row['reason']}" for key, row in json.loads(text).items()}
 
 
-Rows = list[tuple[Any, str]]
-"""Rows, each with the place that it comes from."""
-
-
 def _of_folder(folder: Path, split: str) -> Rows:
     file = folder / f"{split}.jsonl"
     if file.is_file():
-        return _lines(file)
+        rows = _lines(file)
+        for row, where in rows:
+            own = row.get("split", split) if isinstance(row, Mapping) else split
+            if own != split:
+                raise UsageError(
+                    f"{where}: its split is {own!r}, and the file is that of {split!r}; correct one of them"
+                )
+        return rows
     if split != "dev" or not (folder / "train.jsonl").is_file():
         raise UsageError(f"code: there is no file {file}; a folder has train.jsonl, test.jsonl and perhaps dev.jsonl")
     return []
@@ -97,7 +141,7 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     rows = _lines(file)
     if splits == "test":
         return rows if split == "test" else []
-    owners = _splits([row for row, _ in rows])
+    owners = _splits(rows)
     found = [row for row, owner in zip(rows, owners, strict=True) if owner == split]
     if split == "test" and len(found) < len(rows):
         # The others may be trained on, so they are not tests unless the user says so.
@@ -106,13 +150,26 @@ def _of_file(file: Path, split: str, splits: str) -> Iterable[tuple[Any, str]]:
     return found
 
 
-def _splits(rows: Sequence[Any]) -> list[str]:
-    """The split of each row: its own, MBPP's by task id, or by a hash of its text."""
+def _splits(located_rows: Rows) -> list[str]:
+    """The split of each row: its own, MBPP's by task id, or by a hash of its text.
+
+    Raises:
+        UsageError: a row names an unknown split, or none where others do.
+    """
+    rows = [row for row, _ in located_rows]
     ids = [row.get("task_id") if isinstance(row, Mapping) and "test_list" in row else None for row in rows]
     if rows and all(type(i) is int and 1 <= i <= 974 for i in ids):
         return [next((split for split, numbers in MBPP_SPLITS.items() if i in numbers), "prompt") for i in ids]
-    if rows and all(isinstance(row, Mapping) and isinstance(row.get("split"), str) for row in rows):
-        return [row["split"] for row in rows]
+    named = [row.get("split") if isinstance(row, Mapping) else None for row in rows]
+    if any(split is not None for split in named):
+        for split, (_, where) in zip(named, located_rows, strict=True):
+            if split is None:
+                raise UsageError(
+                    f"{where} has no split, and other rows of the file have one; name it, or remove theirs"
+                )
+            if split not in SPLITS:
+                raise UsageError(f"{where}: there is no split {split!r}{did_you_mean(str(split), SPLITS)}")
+        return list(map(str, named))
     keys = [hashlib.sha256(json.dumps(row, sort_keys=True).encode()).hexdigest() for row in rows]
     order, tenth = sorted(keys), max(1, len(rows) // 10)
     dev, test = set(order[:tenth]), set(order[tenth : 2 * tenth])

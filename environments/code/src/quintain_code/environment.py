@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator
 
 from quintain import Demonstration, Environment, Limits, Message, Rollout, Score, control, need, reward
 from quintain.errors import UsageError
-from quintain_sandbox import ProbedSandbox
+from quintain_sandbox import Axes, ProbedSandbox
 
-from .data import fingerprint, known_faults, load, read_faults
+from .data import checked, fingerprint, known_faults, load, read_faults
 from .extract import TAGS, extract
 from .grading import Grade, Grader
 from .tasks import ENFORCE, CodeTask
@@ -49,20 +51,16 @@ class Code(Environment[CodeTask, None]):
     reward = passes_tests
     limits = Limits(turns=1, reward_seconds=600.0)  # solutions wait for one another where many of them hang
 
-    data: str = ""
+    data: Annotated[str, AfterValidator(checked)] = ""
     splits: Literal["own", "test"] = "own"
     show_tests: int = -1
     left_out: str = ""
     cpu_seconds: float = 0.0
-    enforce: tuple[str, ...] = ENFORCE
+    enforce: Axes = ENFORCE
     sandbox: ProbedSandbox = need()
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise UsageError(
-                "code: data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
-                'set of the hub: --data FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
-            )
+        checked(self.data)
         if self.show_tests < -1 or self.cpu_seconds < 0:
             raise UsageError(
                 f"code: show_tests is {self.show_tests}, cpu_seconds {self.cpu_seconds}; expected at least 0"

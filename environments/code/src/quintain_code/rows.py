@@ -5,12 +5,13 @@ Rows are read as JSON and never unpickled; their code runs in sandboxes only.
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from quintain.errors import UsageError
+from quintain.errors import UsageError, did_you_mean
 
 from .names import signatures, solution_names
 from .tasks import LANGUAGES, MODULE, Case, CodeTask
@@ -26,6 +27,17 @@ FORMATS = (
     '{"prompt", "tests"}, {"prompt", "inputs", "outputs"} or {"prompt", "suite"}'
 )
 
+_SHARED = {
+    "prompt", "solution", "weights", "cpu_seconds", "memory_mib", "level", "difficulty", "id", "task_id", "question_id",
+    "source", "split", "metadata",
+}  # fmt: skip
+_OWN_KEYS = {
+    "tests": _SHARED | {"tests", "setup", "prefix", "in_place"},
+    "inputs": _SHARED | {"inputs", "outputs", "language", "argv", "file"},
+    "suite": _SHARED | {"suite", "files"},
+}
+"""Keys of rows of one's own, by the key that tells the kind of task."""
+
 COMPARE = """
 def _same(a, b, atol):
     if isinstance(b, float) and isinstance(a, (int, float)):
@@ -39,13 +51,15 @@ def _same(a, b, atol):
 """How EvalPlus compares: floats within a tolerance, all else as equal values."""
 
 
-def task_of(row: Any, where: str, show_tests: int | None = None) -> CodeTask:
+def task_of(row: Any, where: str, show_tests: int | None = None, *, written: bool = True) -> CodeTask:
     """The task of a *row*.
 
     Args:
         where: file and line, or data set and index, for messages.
         show_tests: tests in the prompt; ``None`` follows the data set: one for MBPP, whose texts do not say what a
             function is called or takes, and none for the others.
+        written: whether the user wrote the row, so that a key which no format of one's own has is an error. Rows of
+            the hub have columns of their own.
 
     Raises:
         UsageError: the row has no known format, or a part of it is not as its format says.
@@ -55,11 +69,24 @@ def task_of(row: Any, where: str, show_tests: int | None = None) -> CodeTask:
     try:
         for keys, reader in _READERS:
             if all(row.get(key) is not None for key in keys):
+                if written and keys[-1] in ("tests", "outputs", "suite"):
+                    _refuse_unknown_keys(row, _OWN_KEYS[keys[1]])
                 return reader(row, where, show_tests)
     except (KeyError, TypeError, ValueError, AttributeError) as e:
         said = str(e) if isinstance(e, UsageError) else f"{type(e).__name__}: {e}"
         raise UsageError(f"{where}: {said}") from e
-    raise UsageError(f"{where} has the keys {', '.join(map(str, row))[:200]}; expected {FORMATS}")
+    absent = {key for keys, _ in _READERS for key in keys if row.get(key) is None}
+    meant = [f"{near!r} for {key!r}" for key in map(str, row) if key not in _SHARED
+             for near in difflib.get_close_matches(key, absent, n=1)]  # fmt: skip
+    hint = f"; did you mean {', '.join(meant)}?" if meant else ""
+    raise UsageError(f"{where} has the keys {', '.join(map(str, row))[:200]}{hint or f'; expected {FORMATS}'}")
+
+
+def _refuse_unknown_keys(row: Mapping[str, Any], known: set[str]) -> None:
+    for key in row:
+        if key not in known and not key.startswith("_"):
+            near = did_you_mean(key, known) or f"; known: {', '.join(sorted(known))}."
+            raise UsageError(f"unknown key {key!r}{near} Keys of your own begin with _ or go into `metadata`")
 
 
 def _mbpp(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
@@ -201,16 +228,19 @@ def _program(
 
 def _own(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "tests"}``: a function."""
-    reference, tests, setup = row.get("solution") or "", _texts(row, "tests"), row.get("setup") or ""
-    about = [row["prompt"]]
+    reference, tests = _text(row.get("solution") or ""), _texts(row, "tests")
+    about = [_text(row["prompt"])]
+    in_place = row.get("in_place") or False
+    if not isinstance(in_place, bool):
+        raise UsageError(f"in_place is {in_place!r}; expected true or false")
     if show:
         about.append("Your code must pass tests such as\n\n```python\n" + "\n".join(tests[:show]) + "\n```")
     return CodeTask(
         prompt="\n\n".join([*about, BLOCK]),
         tests=tests,
-        setup=setup,
-        prefix=row.get("prefix") or "",
-        in_place=bool(row.get("in_place")),
+        setup=_text(row.get("setup") or ""),
+        prefix=_text(row.get("prefix") or ""),
+        in_place=in_place,
         solution={MODULE: reference} if reference else {},
         level=_level(row),
         source=_source(row),
@@ -226,12 +256,16 @@ def _own_program(row: Mapping[str, Any], where: str, show: int | None) -> CodeTa
             f"inputs has {len(inputs)} texts and outputs {len(outputs)}; expected one output for each input"
         )
     cases = list(zip(inputs, outputs, strict=True))
-    return _program(row, row["prompt"], cases, row.get("solution") or "", show)
+    if row.get("argv"):
+        _texts(row, "argv")
+    return _program(row, _text(row["prompt"]), cases, _text(row.get("solution") or ""), show)
 
 
 def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask:
     """``{"prompt", "suite", "files"}``: modules and a pytest suite by file name."""
-    files = tuple(row.get("files") or (MODULE,))
+    files = _texts(row, "files") if row.get("files") else (MODULE,)
+    if not isinstance(row["suite"], Mapping):
+        raise UsageError(f"suite is a {type(row['suite']).__name__}; expected source by file name")
     request = BLOCK
     if len(files) > 1:
         listed = ", ".join(f"```python {name}" for name in files)
@@ -241,7 +275,7 @@ def _own_suite(row: Mapping[str, Any], where: str, show: int | None) -> CodeTask
         shown.insert(0, "Your code must pass")
     solution = row.get("solution") or {}
     return CodeTask(
-        prompt="\n\n".join([row["prompt"], *shown, request]),
+        prompt="\n\n".join([_text(row["prompt"]), *shown, request]),
         kind="suite",
         suite=dict(row["suite"]),
         files=files,
@@ -284,6 +318,8 @@ def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _level(row: Mapping[str, Any]) -> float | None:
     level = row.get("level", row.get("difficulty"))
+    if "level" in row and isinstance(level, str) and level.lower() not in LEVELS:
+        raise UsageError(f"level is {level!r}, which is no number{did_you_mean(level, LEVELS)}")
     return float(level) if isinstance(level, (int, float)) else LEVELS.get(str(level).lower())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .axes import AXES, Guarantee
+from .axes import AXES, Axes, Guarantee
 from .best import BestSandbox
 from .bubblewrap import Bubblewrap
 from .docker import Docker
@@ -17,6 +17,7 @@ from .tools import python_tool
 
 __all__ = [
     "AXES",
+    "Axes",
     "BestSandbox",
     "Box",
     "Bubblewrap",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from quintain.errors import UsageError, did_you_mean
 
@@ -52,3 +55,7 @@ def known_axes(names: Iterable[str], where: str) -> tuple[str, ...]:
         if name not in AXES:
             raise UsageError(f"{where} {name!r}, which is no guarantee{did_you_mean(name, AXES)}")
     return names
+
+
+Axes = Annotated[Sequence[str], AfterValidator(lambda names: known_axes(names, "enforce has"))]
+"""The type of a field with names of axes: a recipe with an unknown one is refused before anything starts."""

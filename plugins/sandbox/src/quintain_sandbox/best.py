@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from quintain.errors import InfrastructureError, UsageError, did_you_mean
 
-from .axes import AXES, Guarantee
+from .axes import AXES, Axes, Guarantee
 from .bubblewrap import Bubblewrap
 from .docker import Docker
 from .landlock import Landlock
@@ -42,7 +42,7 @@ class BestSandbox(ProbedSandbox):
         self,
         *,
         slots: int = SLOTS,
-        enforce: Sequence[str] = tuple(AXES),
+        enforce: Axes = tuple(AXES),
         providers: Sequence[str] = tuple(PROVIDERS),
         docker: Mapping[str, Any] | None = None,
         bubblewrap: Mapping[str, Any] | None = None,

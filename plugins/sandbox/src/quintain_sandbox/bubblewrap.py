@@ -13,7 +13,7 @@ from typing import cast
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .axes import AXES, weakest
+from .axes import AXES, Axes, weakest
 from .box import BubblewrapBox, Setting
 from .bpf import seccomp_filter
 from .cgroups import Controllers, own_controllers, remove_stale
@@ -51,7 +51,7 @@ class Bubblewrap(LocalSandbox):
         self,
         *,
         slots: int = SLOTS,
-        enforce: Sequence[str] = tuple(AXES),
+        enforce: Axes = tuple(AXES),
         read_only: Sequence[str] = (),
         warm: int = 0,
         imports: Sequence[str] = tuple(IMPORTS),

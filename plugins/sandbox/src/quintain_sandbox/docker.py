@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .axes import AXES
+from .axes import AXES, Axes
 from .container import WAITER, DockerBox, Waiting, started
 from .opened import Box
 from .pool import ContainerPool, Shape
@@ -64,7 +64,7 @@ class Docker(ProbedSandbox):
         *,
         slots: int = SLOTS,
         warm: int = 8,
-        enforce: Sequence[str] = tuple(AXES),
+        enforce: Axes = tuple(AXES),
         image: str = IMAGE,
         runtime: str = "auto",
         cpus: float = 1.0,

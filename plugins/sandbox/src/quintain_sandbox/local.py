@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quintain.errors import UsageError
 
-from .axes import AXES
+from .axes import AXES, Axes
 from .opened import Box
 from .program import Program
 from .protocol import SLOTS, ProbedSandbox
@@ -36,9 +36,7 @@ class LocalSandbox(ProbedSandbox):
 
     start_fix = NO_FILTER
 
-    def __init__(
-        self, *, slots: int = SLOTS, enforce: Sequence[str] = tuple(AXES), read_only: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, *, slots: int = SLOTS, enforce: Axes = tuple(AXES), read_only: Sequence[str] = ()) -> None:
         if not 1 <= slots <= MAX_SLOTS:
             raise UsageError(f"{self.name}.slots is {slots}; expected 1 to {MAX_SLOTS}")
         for path in read_only:

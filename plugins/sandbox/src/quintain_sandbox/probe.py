@@ -12,6 +12,7 @@ import os
 import secrets
 import socket
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,6 +26,9 @@ from .program import ProgramLimits, ProgramResult
 
 LIMITS = ProgramLimits(seconds=20.0, memory=128 << 20, processes=24, disk=8 << 20, output=1 << 16)
 """Small where a canary reaches them, and long in time, because the machine may be loaded."""
+
+DIE_SECONDS = 5.0
+"""How long a killed process may take to be gone: on a loaded machine it waits for a core to end on."""
 
 LOOK = r"""
 import ctypes, errno, json, os, socket, sys
@@ -184,7 +188,12 @@ async def _look(run: Run) -> dict[str, Guarantee]:
         levels = await _look_around(run, folder, file.name)
     token = secrets.token_hex(16)
     await _python(run, STAY % token)
-    return levels if not _runs(token) else levels | {"processes": Guarantee.ABSENT}
+    deadline = time.monotonic() + DIE_SECONDS
+    while _runs(token):
+        if time.monotonic() > deadline:
+            return levels | {"processes": Guarantee.ABSENT}
+        await asyncio.sleep(0.02)
+    return levels
 
 
 def _runs(token: str) -> bool:

@@ -47,8 +47,8 @@ class ProgramLimits:
     def __post_init__(self) -> None:
         for item in fields(self):
             value = getattr(self, item.name)
-            if not 0 < value < float("inf"):
-                raise UsageError(f"limits.{item.name} is {value}; expected a positive finite number")
+            if not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+                raise UsageError(f"limits.{item.name} is {value!r}; expected a positive finite number")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +85,51 @@ class ProgramResult:
     truncated: tuple[str, ...] = ()
 
 
+def as_limits(limits: ProgramLimits | None) -> ProgramLimits:
+    """*limits*, or the defaults.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if limits is not None and not isinstance(limits, ProgramLimits):
+        raise UsageError(f"limits is {limits!r}; expected ProgramLimits, such as limits=ProgramLimits(seconds=2)")
+    return limits or ProgramLimits()
+
+
+def as_files(files: Mapping[str, bytes | str] | None) -> dict[str, bytes]:
+    """*files* with contents as bytes; text as UTF-8.
+
+    Raises:
+        UsageError: it is no mapping of names to contents.
+    """
+    if files is not None and (not isinstance(files, Mapping) or not all(isinstance(name, str) for name in files)):
+        raise UsageError(f"files is {str(files)[:80]!r}; expected contents by name, such as {{'main.py': 'print(1)'}}")
+    return {name: as_bytes(content, f"files[{name[:80]!r}]") for name, content in (files or {}).items()}
+
+
+def as_bytes(content: object, name: str) -> bytes:
+    """*content* as bytes; text as UTF-8.
+
+    Raises:
+        UsageError: it is neither, or text that UTF-8 cannot encode.
+    """
+    if isinstance(content, (bytes, bytearray, memoryview)):
+        return bytes(content)
+    if not isinstance(content, str):
+        raise UsageError(f"{name} is a {type(content).__name__}; expected bytes or text")
+    try:
+        return content.encode()
+    except UnicodeEncodeError as e:
+        raise UsageError(f"{name} has characters that UTF-8 cannot encode ({e.reason}); give bytes") from e
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
-    """One run: files of the working directory by relative path, and the command that starts there."""
+    """One run: files of the working directory by relative path, and the command that starts there.
+
+    Raises:
+        UsageError: an argument has another type, or is out of range.
+    """
 
     argv: Sequence[str]
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -99,8 +141,11 @@ class Program:
     limits: ProgramLimits = field(default_factory=ProgramLimits)
 
     def __post_init__(self) -> None:
-        if isinstance(self.argv, str) or not self.argv or any("\0" in word for word in self.argv):
-            raise UsageError(f"argv is {self.argv!r}; expected a sequence of words without NUL, the command first")
+        if isinstance(self.argv, (str, bytes)) or not self.argv:
+            raise UsageError(f"argv is {self.argv!r}; expected a sequence of words, the command first")
+        for word in self.argv:
+            if not isinstance(word, str) or "\0" in word:
+                raise UsageError(f"argv has {word!r}; expected words of text without NUL")
         for name in self.files:
             parts = PurePosixPath(name).parts
             if not parts or name.startswith("/") or ".." in parts or "\0" in name or len(parts) > 16 or len(name) > 512:

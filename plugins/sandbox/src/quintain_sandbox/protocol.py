@@ -17,7 +17,7 @@ from quintain.errors import UsageError
 from .axes import AXES, FIXES, Guarantee, known_axes
 from .opened import Box
 from .probe import measure
-from .program import Program, ProgramLimits, ProgramResult
+from .program import Program, ProgramLimits, ProgramResult, as_bytes, as_files, as_limits
 from .running import Programs, RunningProgram
 from .session import SESSION, SOURCE, SUPERVISOR, Session, most_unread
 
@@ -104,13 +104,15 @@ class ProbedSandbox(Sandbox):
 
     async def run(
         self,
-        files: Mapping[str, bytes],
+        files: Mapping[str, bytes | str],
         argv: Sequence[str],
-        stdin: bytes = b"",
+        stdin: bytes | str = b"",
         limits: ProgramLimits | None = None,
         network: bool = False,
     ) -> ProgramResult:
         """Run *argv* in a new box whose working directory has *files*; the box ends with the program.
+
+        Text in *files* and *stdin* is written as UTF-8; the streams of the result are bytes.
 
         Waits for a slot. A cancelled run is killed before `asyncio.CancelledError` is raised.
 
@@ -120,12 +122,12 @@ class ProbedSandbox(Sandbox):
         """
         if network:
             raise UsageError(f"{self.name} gives no network; leave out network=True")
-        program = Program(argv=argv, files=files, stdin=stdin, limits=limits or ProgramLimits())
+        program = Program(argv=argv, files=as_files(files), stdin=as_bytes(stdin, "stdin"), limits=as_limits(limits))
         return await self._started().run(program)
 
     def start(
         self,
-        files: Mapping[str, bytes],
+        files: Mapping[str, bytes | str],
         argv: Sequence[str],
         limits: ProgramLimits | None = None,
         *,
@@ -145,12 +147,12 @@ class ProbedSandbox(Sandbox):
             UsageError: as `run`.
             InfrastructureError: as `run`; also at the end of the block.
         """
-        program = Program(argv=argv, files=files, limits=limits or ProgramLimits(), interactive=True)
+        program = Program(argv=argv, files=as_files(files), limits=as_limits(limits), interactive=True)
         return self._started().start(program, beside)
 
     @contextlib.asynccontextmanager
     async def session(
-        self, files: Mapping[str, bytes] | None = None, limits: ProgramLimits = SESSION
+        self, files: Mapping[str, bytes | str] | None = None, limits: ProgramLimits = SESSION
     ) -> AsyncIterator[Session]:
         """Start a session: commands one after the other in one box whose working directory begins with *files*.
 
@@ -162,11 +164,12 @@ class ProbedSandbox(Sandbox):
         """
         if not self.sessions:
             raise UsageError(f"{self.name} has no sessions; use docker or bubblewrap")
+        limits = as_limits(limits)
         # The supervisor bounds each command; the report of one command must fit, whatever the sum over all commands is.
         program = Program(
             argv=SUPERVISOR,
             stdin=SOURCE,
-            files=files or {},
+            files=as_files(files),
             limits=limits,
             interactive=True,
             unread=most_unread(limits),

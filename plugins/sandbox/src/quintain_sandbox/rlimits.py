@@ -6,11 +6,11 @@ This module is also a hook plugin: each step of a run that uses the provider has
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any, Self
 
 from quintain.errors import UsageError
 
+from .axes import Axes
 from .landlock import ConfinedSandbox
 from .local import AS_ROOT, GROUPS
 from .protocol import SLOTS
@@ -38,7 +38,7 @@ class Rlimits(ConfinedSandbox):
         *,
         allow_unsafe: bool = False,
         slots: int = SLOTS,
-        enforce: Sequence[str] = (),
+        enforce: Axes = (),
     ) -> None:
         if not allow_unsafe:
             raise UsageError(

@@ -24,7 +24,7 @@ from quintain import InfrastructureError
 from quintain.errors import UsageError
 
 from .opened import Box, EndedBy, Finish
-from .program import Program, ProgramLimits, ProgramResult, Status
+from .program import Program, ProgramLimits, ProgramResult, Status, as_bytes
 
 CHUNK = 1 << 16
 LINE = 1 << 20
@@ -65,12 +65,16 @@ class RunningProgram:
         for future in (self._opened, self._result):
             future.set_running_or_notify_cancel()  # a cancelled task that waits does not cancel it
 
-    async def write(self, data: bytes) -> None:
-        """Queue *data* for its standard input. A program that ended or closed it does not get it, as with a pipe."""
+    async def write(self, data: bytes | str) -> None:
+        """Queue *data*, text as UTF-8, for its standard input.
+
+        A program that ended or closed it does not get it, as with a pipe.
+        """
+        data = as_bytes(data, "data")
         with self._lock:
             if self._input_ends:
                 raise UsageError("the standard input of the program is closed; write before end_input()")
-            self._input.append(bytes(data))
+            self._input.append(data)
         self._notify()
 
     async def end_input(self) -> None:

@@ -20,7 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from .program import Program, ProgramLimits, ProgramResult, Usage
+from .program import Program, ProgramLimits, ProgramResult, Usage, as_bytes, as_files
 from .running import LineTimeout, LineTooLong, RunningProgram
 
 SESSION = ProgramLimits(seconds=300.0, cpu_seconds=120.0)
@@ -150,11 +150,11 @@ class Session:
     async def run(
         self,
         argv: Sequence[str],
-        stdin: bytes = b"",
-        files: Mapping[str, bytes] | None = None,
+        stdin: bytes | str = b"",
+        files: Mapping[str, bytes | str] | None = None,
         seconds: float | None = None,
     ) -> ProgramResult:
-        """Write *files*, then run *argv* in the working directory.
+        """Write *files*, then run *argv* in the working directory. Text is written as UTF-8.
 
         What it leaves running is killed when it ends; `python` stays. A command that cannot be started has exit status
         127 or 126, as in a shell. ``usage.memory`` is the peak of its largest process.
@@ -167,14 +167,15 @@ class Session:
             SessionFileError: *files* cannot be written where a program put something else, or the disk is full.
             InfrastructureError: the sandbox failed.
         """
-        Program(argv=argv, files=files or {}, stdin=stdin, limits=self._limits)  # checks
+        contents, data = as_files(files), as_bytes(stdin, "stdin")
+        Program(argv=argv, files=contents, stdin=data, limits=self._limits)  # checks
         limit = self._limit(seconds)
         kills = self._program.memory_kills()
         try:
-            if files:
-                await self._write(files)
+            if contents:
+                await self._write(contents)
             answer = await self._ask(
-                "run", seconds=limit, argv=list(argv), stdin=_encoded(stdin), output=self._limits.output
+                "run", seconds=limit, argv=list(argv), stdin=_encoded(data), output=self._limits.output
             )
         except _Over:
             assert self._over is not None
@@ -189,14 +190,17 @@ class Session:
             usage=Usage(seconds=answer.seconds, cpu_seconds=answer.cpu_seconds, memory=answer.memory),
         )
 
-    async def write(self, path: str, data: bytes) -> None:
+    async def write(self, path: str, data: bytes | str) -> None:
         """Write a regular file, relative to the working directory or absolute in the box; missing folders are made.
+
+        Text is written as UTF-8.
 
         Raises:
             UsageError: *data* has more bytes than ``limits.disk``.
             SessionFileError: it cannot be written, or the session is over.
             InfrastructureError: the sandbox failed.
         """
+        data = as_bytes(data, "data")
         if len(data) > self._limits.disk or "\0" in path:
             raise UsageError(
                 f"{len(data)} bytes for {path[:80]!r}; expected a path without NUL and at most limits.disk = "
@@ -252,8 +256,8 @@ class Session:
         )
 
     def _limit(self, seconds: float | None) -> float:
-        if seconds is not None and not 0 < seconds < float("inf"):
-            raise UsageError(f"seconds is {seconds}; expected a positive finite number")
+        if seconds is not None and not (isinstance(seconds, (int, float)) and 0 < seconds < float("inf")):
+            raise UsageError(f"seconds is {seconds!r}; expected a positive finite number")
         return self._limits.seconds if seconds is None else seconds
 
     async def _write(self, files: Mapping[str, bytes]) -> None:
