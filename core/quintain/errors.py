@@ -108,9 +108,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(set(known))
     if near := nearest(name, names):
         return meaning(near)
-    if names and len(names) <= 12:
-        return "; known: " + ", ".join(names)
-    return ""
+    return "; known: " + ", ".join(names) if 0 < len(names) <= 12 else ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

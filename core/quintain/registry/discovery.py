@@ -36,6 +36,7 @@ _BROUGHT = {
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-devtools": "command:doctor command:info",
     "quintain-gateway": "command:serve",
+    "quintain-judge": "command:judge service:judge",
     "quintain-mcp": "command:mcp service:mcp",
     "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from .gate import emptiness, injection
 from .rules import check, checkable
-from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, text_of
+from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
 from .verdicts import Texts, UnreadableVerdict
 
 __all__ = [
@@ -16,5 +17,8 @@ __all__ = [
     "UnreadableVerdict",
     "check",
     "checkable",
+    "emptiness",
+    "injection",
+    "pair_prompt",
     "text_of",
 ]

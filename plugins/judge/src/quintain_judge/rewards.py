@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any
 
 from quintain import Rollout, Score, group_reward, need, reward
@@ -36,17 +34,7 @@ async def judge_pairs(
 
     A group of n distinct replies costs n (n - 1) / 2 comparisons, each asked in both orders.
     """
-    if len(group) < 2:
-        return [0.5] * len(group)
-    replies = [rollout.reply for rollout in group]
-    pairs = [(i, j) for i in range(len(replies)) for j in range(i + 1, len(replies))]
-    prompt = group[0].task.prompt
-    values = await asyncio.gather(*(judge.prefers(prompt, replies[i], replies[j], criteria) for i, j in pairs))
-    columns: list[list[float]] = [[] for _ in replies]
-    for (i, j), value in zip(pairs, values, strict=True):
-        columns[i].append(value)
-        columns[j].append(1 - value)
-    return [fmean(column) for column in columns]
+    return await judge.wins(group[0].task.prompt, [rollout.reply for rollout in group], criteria)
 
 
 @group_reward(range=(0, 1))

@@ -268,27 +268,22 @@ class JudgeService(Service):
         barred = [bool(self.gated(first)), bool(self.gated(second))]
         if any(barred):
             return 0.5 + 0.5 * (barred[1] - barred[0])
-        if self.offline:
-            one, two = (sum(rules.decided(c, reply) for c in criteria) for reply in (first, second))
-            return 0.5 + 0.5 * ((one > two) - (one < two))
-        forward = self._pair(prompt, first, second, criteria)
-        if not self.swap:
+        forward = self.in_order(prompt, first, second, criteria)
+        if not self.swap or self.offline:
             return await forward
-        here, there = await asyncio.gather(forward, self._pair(prompt, second, first, criteria))
+        here, there = await asyncio.gather(forward, self.in_order(prompt, second, first, criteria))
         if here == 1 - there:
             return here
         if self.on_disagreement == "mask":
             raise Disagreement("the preferred reply changed when the two were swapped")
         return 0.5
 
-    async def _pair(self, prompt: Any, first: str, second: str, criteria: Sequence[str]) -> float:
-        """The value of the first of two replies in this order."""
-        asked = Prompt(
-            instruction=f"You compare two replies, A and B, to one prompt by these criteria:\n{listed(criteria)}",
-            texts=(("prompt", text_of(prompt)), ("A", first), ("B", second)),
-            form=Choice(("A", "B", "tie"), "the better reply"),
-        )
-        return {"A": 1.0, "B": 0.0, "tie": 0.5}[await self._majority(asked)]
+    async def in_order(self, prompt: Any, first: str, second: str, criteria: Sequence[str]) -> float:
+        """The value of the first of two replies, asked in this order alone, without the gate."""
+        if self.offline:
+            one, two = (sum(rules.decided(c, reply) for c in criteria) for reply in (first, second))
+            return 0.5 + 0.5 * ((one > two) - (one < two))
+        return {"A": 1.0, "B": 0.0, "tie": 0.5}[await self._majority(pair_prompt(prompt, first, second, criteria))]
 
     async def ranks(self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]) -> list[float]:
         """A score per reply from 1 (best) to 0 (worst) by *criteria*; one call ranks all, a second one swapped.
@@ -301,7 +296,7 @@ class JudgeService(Service):
         if len(distinct) < 2:
             return [0.0 if reply in barred else 1.0 for reply in replies]
         if self.offline or any(not b.writes for b in self.backends):
-            scores = await self._ranks_by_pairs(prompt, distinct, criteria)
+            scores = dict(zip(distinct, await self.wins(prompt, distinct, criteria), strict=True))
         else:
             orders = [distinct, distinct[::-1]] if self.swap else [distinct]
             columns = await asyncio.gather(*(self._ranking(prompt, order, criteria) for order in orders))
@@ -324,14 +319,17 @@ class JudgeService(Service):
             for label, reply in zip(labels, replies, strict=True)
         }
 
-    async def _ranks_by_pairs(self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]) -> dict[str, float]:
-        pairs = [(a, b) for i, a in enumerate(replies) for b in replies[i + 1 :]]
-        values = await asyncio.gather(*(self.prefers(prompt, a, b, criteria) for a, b in pairs))
-        wins = dict.fromkeys(replies, 0.0)
-        for (a, b), value in zip(pairs, values, strict=True):
-            wins[a] += value
-            wins[b] += 1 - value
-        return {reply: won / (len(replies) - 1) for reply, won in wins.items()}
+    async def wins(self, prompt: Any, replies: Sequence[str], criteria: Sequence[str]) -> list[float]:
+        """The share of the other replies that each is better than, a tie as half; 0.5 for a single one."""
+        if len(replies) < 2:
+            return [0.5] * len(replies)
+        pairs = [(i, j) for i in range(len(replies)) for j in range(i + 1, len(replies))]
+        values = await asyncio.gather(*(self.prefers(prompt, replies[i], replies[j], criteria) for i, j in pairs))
+        won = [0.0] * len(replies)
+        for (i, j), value in zip(pairs, values, strict=True):
+            won[i] += value
+            won[j] += 1 - value
+        return [w / (len(replies) - 1) for w in won]
 
     async def write(self, instruction: str, texts: Sequence[tuple[str, str]], form: Form) -> Any:
         """What the first judge writes in *form*, such as criteria for a rubric.
@@ -459,6 +457,15 @@ class PolicyJudge(JudgeService):
         if self.base_url or self.panel:
             raise UsageError("judge-policy: the policy judges; leave out base_url and panel")
         return [EngineBackend(self.policy, "")]
+
+
+def pair_prompt(prompt: str | Sequence[Message], first: str, second: str, criteria: Sequence[str]) -> Prompt:
+    """What a judge is asked about two replies, A and B."""
+    return Prompt(
+        instruction=f"You compare two replies, A and B, to one prompt by these criteria:\n{listed(criteria)}",
+        texts=(("prompt", text_of(prompt)), ("A", first), ("B", second)),
+        form=Choice(("A", "B", "tie"), "the better reply"),
+    )
 
 
 def text_of(prompt: str | Sequence[Message]) -> str:

@@ -1,0 +1,209 @@
+"""How far a judge agrees with labels, and what moves it besides: the order of two replies, and their length."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from quintain import InfrastructureError
+from quintain.errors import UsageError
+
+from .service import JudgeService
+
+Z = 1.96
+"""Standard errors of a 95 % interval."""
+
+
+class Labelled(BaseModel):
+    """A line of a file of labels: a *reply* with a *rubric* or a *reference*, or a pair *a* and *b* with *criteria*.
+
+    The *label* is a score from 0 to 1 for a rubric, true or false for a reference, and ``A``, ``B`` or ``tie`` for
+    a pair.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+    prompt: str
+    label: float | bool | Literal["A", "B", "tie"]
+    reply: str = ""
+    rubric: str = ""
+    reference: str = ""
+    a: str = ""
+    b: str = ""
+    criteria: list[str] = Field(default_factory=list)
+
+    @property
+    def kind(self) -> str:
+        """``pair``, ``reference`` or ``rubric``."""
+        return "pair" if self.criteria else "reference" if self.reference else "rubric"
+
+    @model_validator(mode="after")
+    def _fits(self) -> Labelled:
+        wanted = {
+            "pair": isinstance(self.label, str),
+            "reference": isinstance(self.label, bool) or self.label in (0, 1),
+            "rubric": bool(self.rubric) and not isinstance(self.label, str) and 0 <= self.label <= 1,
+        }
+        if not wanted[self.kind]:
+            raise ValueError(
+                "expected reply, rubric and a label from 0 to 1; or reply, reference and true or false; or a, b, "
+                "criteria and A, B or tie"
+            )
+        return self
+
+
+@dataclass(kw_only=True)
+class Calibration:
+    """Measures of a judge; a measure without rows is absent.
+
+    Attributes:
+        rows: number of rows by kind.
+        failed: rows without a verdict, by kind; they count in no measure.
+        measures: by name, each with its value, its rows and, for shares, a 95 % interval.
+    """
+
+    rows: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    measures: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def share(self, name: str, values: Sequence[float]) -> None:
+        """Add the mean of *values* in [0, 1] with Wilson's interval."""
+        if not values:
+            return
+        n, p = len(values), fmean(values)
+        centre = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
+        half = Z / (1 + Z**2 / n) * (p * (1 - p) / n + Z**2 / (4 * n**2)) ** 0.5
+        self.measures[name] = {"value": p, "low": max(0.0, centre - half), "high": min(1.0, centre + half), "rows": n}
+
+    def number(self, name: str, value: float | None, rows: int) -> None:
+        """Add a number that is no share, unless it is undefined."""
+        if value is not None:
+            self.measures[name] = {"value": value, "rows": rows}
+
+
+def read_labels(path: Path) -> list[Labelled]:
+    """The rows of a file of JSON lines.
+
+    Raises:
+        UsageError: no file, no rows, or a line that is no row; the message names the line.
+    """
+    if not path.is_file():
+        raise UsageError(f"there is no file {path}; expected JSON lines, see `quintain judge calibrate --help`")
+    rows: list[Labelled] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(Labelled.model_validate(json.loads(line)))
+        except ValidationError as e:
+            first = e.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{path}, line {number}: {place + ': ' if place else ''}{first['msg']}") from e
+        except ValueError as e:
+            raise UsageError(f"{path}, line {number}: no JSON ({e})") from e
+    if not rows:
+        raise UsageError(f"{path} has no rows")
+    return rows
+
+
+async def calibrate(
+    judge: JudgeService, rows: Sequence[Labelled], on_row: Callable[[], None] = lambda: None
+) -> Calibration:
+    """Judge *rows* and compare the verdicts with their labels; a row without a verdict is counted and left out."""
+
+    async def verdict(row: Labelled) -> Any:
+        try:
+            if row.kind == "pair":
+                both = (judge.in_order(row.prompt, x, y, row.criteria) for x, y in ((row.a, row.b), (row.b, row.a)))
+                here, there = await asyncio.gather(*both)
+                return here, 1 - there
+            if row.kind == "reference":
+                return (await judge.matches(row.prompt, row.reply, row.reference)).score
+            return (await judge.grade(row.prompt, row.reply, row.rubric)).score
+        except InfrastructureError:
+            return None
+        finally:
+            on_row()
+
+    result = Calibration(rows=Counter(row.kind for row in rows))
+    verdicts = await asyncio.gather(*map(verdict, rows))
+    judged = [(row, v) for row, v in zip(rows, verdicts, strict=True) if v is not None]
+    result.failed = Counter(row.kind for row, v in zip(rows, verdicts, strict=True) if v is None)
+    _pairs(result, [(row, v) for row, v in judged if row.kind == "pair"])
+    _references(result, [(row, v) for row, v in judged if row.kind == "reference"])
+    _rubrics(result, [(row, v) for row, v in judged if row.kind == "rubric"])
+    return result
+
+
+def _pairs(result: Calibration, rows: Sequence[tuple[Labelled, tuple[float, float]]]) -> None:
+    final = [here if here == there else 0.5 for _, (here, there) in rows]
+    labels = [{"A": 1.0, "B": 0.0, "tie": 0.5}[str(row.label)] for row, _ in rows]
+    result.share("pair.agreement", [float(f == label) for f, label in zip(final, labels, strict=True)])
+    result.number("pair.kappa", kappa(final, labels), len(rows))
+    result.share("pair.same_in_both_orders", [float(here == there) for _, (here, there) in rows])
+    moved = [(here, there) for _, (here, there) in rows if here != there]
+    # Both values are those of A: it was first in the first order.
+    result.share("pair.first_wins_where_order_decides", [float(here > there) for here, there in moved])
+    decided = [
+        (f, label, row) for f, label, (row, _) in zip(final, labels, rows, strict=True) if len(row.a) != len(row.b)
+    ]
+    result.share("pair.longer_wins", [float((f > 0.5) == (len(r.a) > len(r.b))) for f, _, r in decided if f != 0.5])
+    result.share(
+        "pair.longer_is_labelled", [float((y > 0.5) == (len(r.a) > len(r.b))) for _, y, r in decided if y != 0.5]
+    )
+
+
+def _references(result: Calibration, rows: Sequence[tuple[Labelled, float]]) -> None:
+    right = [(row, v) for row, v in rows if row.label]
+    wrong = [(row, v) for row, v in rows if not row.label]
+    result.share("reference.agreement", [float(bool(v) == bool(row.label)) for row, v in rows])
+    result.share("reference.wrong_accepted", [v for _, v in wrong])
+    result.share("reference.right_rejected", [1 - v for _, v in right])
+
+
+def _rubrics(result: Calibration, rows: Sequence[tuple[Labelled, float]]) -> None:
+    if not rows:
+        return
+    scores, labels = [v for _, v in rows], [float(row.label) for row, _ in rows]
+    errors = [v - y for v, y in zip(scores, labels, strict=True)]
+    result.share("rubric.agreement", [float((v >= 0.5) == (y >= 0.5)) for v, y in zip(scores, labels, strict=True)])
+    result.number("rubric.rank_correlation", rank_correlation(scores, labels), len(rows))
+    result.number("rubric.mean_error", fmean(errors), len(rows))
+    result.number("rubric.mean_absolute_error", fmean(map(abs, errors)), len(rows))
+    lengths = [float(len(row.reply)) for row, _ in rows]
+    result.number("rubric.error_with_length", rank_correlation(errors, lengths), len(rows))
+
+
+def kappa(one: Sequence[object], other: Sequence[object]) -> float | None:
+    """Cohen's kappa: agreement beyond chance; ``None`` where chance alone would agree."""
+    n = len(one)
+    if not n:
+        return None
+    agreed = sum(a == b for a, b in zip(one, other, strict=True)) / n
+    first, second = Counter(one), Counter(other)
+    chance = sum(first[label] * second[label] for label in first) / n**2
+    return (agreed - chance) / (1 - chance) if chance < 1 else None
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    """Spearman's rank correlation, ties at their mean rank; ``None`` where all values of one side are equal."""
+    if len(one) < 3:
+        return None
+    a, b = _ranks(one), _ranks(other)
+    mean = (len(a) + 1) / 2
+    spread = (sum((x - mean) ** 2 for x in a) * sum((y - mean) ** 2 for y in b)) ** 0.5
+    return sum((x - mean) * (y - mean) for x, y in zip(a, b, strict=True)) / spread if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    order = sorted(values)
+    first = {v: order.index(v) for v in set(values)}
+    counts = Counter(values)
+    return [first[v] + (counts[v] + 1) / 2 for v in values]
