@@ -1,0 +1,93 @@
+"""Prompts with rubrics of one's own, from a file of JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from quintain import Message
+from quintain.errors import UsageError
+
+from .rubric import ChatTask, Criterion
+
+SPLITS = ("train", "dev", "test")
+
+
+class CriterionRow(BaseModel):
+    """A criterion as a row has it."""
+
+    model_config = ConfigDict(extra="forbid")
+    text: str
+    weight: float = 1.0
+    check: bool = False
+
+
+class MessageRow(BaseModel):
+    """A message as a row has it."""
+
+    model_config = ConfigDict(extra="ignore")
+    role: str
+    content: str
+
+
+class Row(BaseModel):
+    """One line: the *prompt* as text or messages, *criteria* as texts or tables, a good *answer* where it is known.
+
+    *split*: by default a hash of the prompt decides: one row in ten is ``dev``, one ``test``.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+    prompt: str | list[MessageRow]
+    criteria: list[str | CriterionRow] = []
+    answer: str | None = None
+    split: str = ""
+
+
+def rows(path: str, split: str, shared: Sequence[Criterion]) -> Iterator[ChatTask]:
+    """The tasks of *split* in the file *path*, each with its own criteria and the *shared* ones.
+
+    Raises:
+        UsageError: no file, or a line that is no row; the message names line and key.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise UsageError(f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria")
+    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            row = Row.model_validate(json.loads(line))
+        except ValidationError as e:
+            first = e.errors(include_url=False)[0]
+            place = ".".join(map(str, first["loc"]))
+            raise UsageError(f"{where}: {place}: {first['msg']}") from e
+        except ValueError as e:
+            raise UsageError(f"{where}: no JSON ({e})") from e
+        if row.split and row.split not in SPLITS:
+            raise UsageError(f"{where}: split is {row.split!r}; expected {', '.join(SPLITS)}")
+        if (row.split or _split_of(line if not isinstance(row.prompt, str) else row.prompt)) == split:
+            yield _task(row, split, shared, where)
+
+
+def _task(row: Row, split: str, shared: Sequence[Criterion], where: str) -> ChatTask:
+    try:
+        own = [Criterion(text=c) if isinstance(c, str) else Criterion(**c.model_dump()) for c in row.criteria]
+    except UsageError as e:
+        raise UsageError(f"{where}: {e}") from e
+    if not (own or shared):
+        raise UsageError(f"{where}: no criteria; give the row some, or the environment criteria for all rows")
+    prompt: Any = row.prompt
+    if not isinstance(prompt, str):
+        prompt = [Message(m.role, m.content) for m in prompt]
+    return ChatTask(prompt=prompt, answer=row.answer, criteria=(*own, *shared), split=split)
+
+
+def _split_of(text: str) -> str:
+    slot = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") % 10
+    return {0: "dev", 1: "test"}.get(slot, "train")
