@@ -158,11 +158,17 @@ def test_the_command_serves_a_model_until_it_is_interrupted(model: str, tmp_path
         with urllib.request.urlopen(request) as answer:
             choice = json.load(answer)["choices"][0]
         assert 0 < len(choice["logprobs"]["content"]) <= 8
+        other = {**head, "Authorization": "Bearer other"}
+        request = urllib.request.Request(url[0] + "/chat/completions", json.dumps(body).encode(), other)
+        with urllib.request.urlopen(request) as answer:
+            again = json.load(answer)["choices"][0]
+        assert again["message"] == choice["message"]  # of the same seed, in a session of its own
         process.send_signal(signal.SIGINT)
         err = process.communicate(timeout=60)[1]
         assert process.returncode == 0, err
         assert "Traceback" not in err
-    (record,) = (tmp_path / "rec").glob("*.json")
-    (branch,) = json.loads(record.read_text())["transcripts"]["thread-1"]["branches"]
+    records = sorted((tmp_path / "rec").glob("*.json"))
+    assert len(records) == 2
+    (branch,) = json.loads(records[0].read_text())["transcripts"]["thread-1"]["branches"]
     logps = [x for x, source in zip(branch["logps"], branch["sources"], strict=True) if source == 2]
     assert logps == pytest.approx([t["logprob"] for t in choice["logprobs"]["content"]])

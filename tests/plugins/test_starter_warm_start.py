@@ -197,6 +197,26 @@ def said(sequence: TrainingSequence) -> str:
     return TOKENIZER.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m], special=False)
 
 
+def test_finite_demonstrations_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Episodes of an agent cost more than an update; more examples than are kept are made again, in the same order."""
+    made: list[str] = []
+
+    class Counted(Echo):
+        def demonstrations(self, split: str) -> Iterable[Demonstration]:
+            for demonstration in super().demonstrations(split):
+                made.append(str(demonstration.prompt))
+                yield demonstration
+
+    first = first_examples(150, Counted())
+    assert len(made) == 64
+    assert first[64:128] == first[:64]
+
+    made.clear()
+    monkeypatch.setattr("quintain_starter.warm_start.MOST_KEPT", 63)
+    assert first_examples(150, Counted()) == first
+    assert len(made) == 150
+
+
 def test_warm_start_stops_in_its_target_and_saves_an_ordinary_folder(tmp_path: Path) -> None:
     seen: list[int] = []
     report = train(Echo(), 0, tmp_path / "m", lambda c: seen.append(c.steps), target=(0.5, 1.0), lr=3e-3, batch=8)

@@ -41,6 +41,9 @@ TOO_LONG = 100
 WINDOW = 256
 """Examples that are shuffled together."""
 
+MOST_KEPT = 4096
+"""Demonstrations of a finite split that are kept; where there are more they are made anew each time."""
+
 SLOTS = 256
 AnyEnvironment = Environment[Any, Any]
 
@@ -252,15 +255,21 @@ async def examples_of(
 
 async def _repeated(environment: AnyEnvironment, services: Mapping[str, Any]) -> AsyncIterator[Example]:
     while True:
-        empty = True
+        kept: list[Example] = []
+        count = 0
         async for example in demonstrations_of(environment, services=services):
-            empty = False
+            count += 1
+            if count <= MOST_KEPT:
+                kept.append(example)
             yield example
-        if empty:
+        if not count:
             raise UsageError(
                 f"{type(environment).__name__} has no demonstrations to train the default model on: define "
                 "demonstrations(self, split) or a control `demonstrator`, or start from a pretrained model with --model"
             )
+        while count == len(kept):  # playing them again would give the same
+            for example in kept:
+                yield example
 
 
 async def _shuffled(
