@@ -18,10 +18,10 @@ import pytest
 
 from quintain import cli
 from quintain.cli import COMMANDS, main
-from quintain.cli.listing import line_of
 from quintain.errors import InfrastructureError, RecipeError
 from quintain.registry.discovery import PLUGINS, Component
 from quintain.registry.lookup import Registry, isolated
+from quintain_devtools.listing import line_of
 
 
 def raises(error: BaseException) -> Callable[[], None]:
@@ -109,9 +109,9 @@ def test_every_row_of_the_table_is_a_command(name: str) -> None:
 def test_plugins_do_not_replace_our_commands() -> None:
     """A plugin's command called like one of ours is not taken for it."""
     with isolated() as registry:
-        registry.add("command", "list", raises(RecipeError("mine")))
+        registry.add("command", "eval", raises(RecipeError("my own")))
 
-        assert "mine" not in cli.root.get_command(click.Context(cli.root), "list").help
+        assert "my own" not in cli.root.get_command(click.Context(cli.root), "eval").help
 
 
 @pytest.mark.parametrize("name", [name for kind, name in PLUGINS if kind == "command"])
@@ -204,7 +204,7 @@ def test_broken_manifests_are_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_an_empty_listing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     """No table without rows."""
-    with isolated():
+    with isolated(keep=["quintain-devtools"]):
         assert 0 == main(["list", "services"])
 
     assert "nothing installed of the kind 'services'\n" == capsys.readouterr().out

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from quintain.cli.listing import kind_of
 from quintain.errors import PluginError, UnknownNameError
 from quintain.registry.discovery import GROUPS, Component, discover
 from quintain.registry.lookup import Registry, current, isolated
 from quintain.registry.pieces import find
+from quintain_devtools.listing import kind_of
 
 
 def component(name: str, target: str = "json:loads", distribution: str = "one", **more: str) -> Component:

@@ -29,19 +29,16 @@ if TYPE_CHECKING:
     from ..registry.local import meant as meant
     from ..registry.lookup import Registry as Registry
     from ..registry.lookup import current as current
+    from ..registry.manifest import Entry as Entry
+    from ..registry.manifest import Manifest as Manifest
     from ..registry.pieces import import_algorithms as import_algorithms
     from .evaluate import services_of as services_of
-    from .listing import Line as Line
-    from .listing import clash as clash
-    from .listing import kind_of as kind_of
-    from .listing import line_of as line_of
     from .options import Count as Count
     from .train import sigterm_as_ctrl_c as sigterm_as_ctrl_c
 
 COMMANDS = {
     "train": ("quintain.cli.train:train", "Train a model with a recipe, or resume a run."),
     "eval": ("quintain.cli.evaluate:evaluate", "Evaluate a model, a server or a control policy on an environment."),
-    "list": ("quintain.cli.listing:list_", "List installed components without importing them."),
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 

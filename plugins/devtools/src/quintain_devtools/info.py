@@ -16,14 +16,11 @@ from quintain import Algorithm, Piece
 from quintain.cli import (
     PLUGINS,
     Component,
-    Line,
     Registry,
     Signature,
     current,
     every_piece,
     import_algorithms,
-    kind_of,
-    line_of,
     meant,
     signature_of,
     type_name,
@@ -32,6 +29,7 @@ from quintain.errors import PluginError, UnknownNameError, UsageError
 
 from .describe import KINDS, differences, kl_words, piece_words, settings, shown
 from .docstrings import doc_of, parameter_docs, without_parameters
+from .listing import Line, kind_of, line_of
 
 RECIPE = {
     "environment": '[[environments]]\nuse = "{use}"',

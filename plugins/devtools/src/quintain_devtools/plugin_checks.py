@@ -17,9 +17,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from quintain.cli import Component, Registry, clash, current, signature_of
+from quintain.cli import Component, Registry, current, signature_of
 from quintain.errors import PluginError
 from quintain.training import Hooks
+
+from .listing import clash
 
 Status = Literal["ok", "extra", "error"]
 

@@ -7,10 +7,8 @@ from dataclasses import asdict, dataclass
 
 import click
 
-from ..errors import PluginError, UnknownNameError
-from ..registry.discovery import GROUPS, Component
-from ..registry.lookup import Registry, current
-from ..registry.manifest import Entry, Manifest
+from quintain.cli import KINDS, Component, Entry, Manifest, Registry, current
+from quintain.errors import PluginError, UnknownNameError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +35,12 @@ def kind_of(text: str) -> str:
     Raises:
         UnknownNameError: no such kind.
     """
-    for kind, group in GROUPS.items():
+    for group, kind in KINDS.items():
         if text.strip().lower() in (kind, f"{kind}s", group):
             return kind
-    raise UnknownNameError.of("kind", text, [*GROUPS, *(f"{k}s" for k in GROUPS)], f"Kinds: {', '.join(GROUPS)}")
+    raise UnknownNameError.of(
+        "kind", text, [*KINDS.values(), *(f"{k}s" for k in KINDS.values())], f"Kinds: {', '.join(KINDS.values())}"
+    )
 
 
 def clash(component: Component, registry: Registry) -> str:
@@ -81,7 +81,7 @@ def line_of(component: Component, registry: Registry) -> Line:
 def list_(kind: str | None, as_json: bool) -> None:
     """List all installed components, or those of one KIND (environments, rewards, algorithms, engines, services ...).
 
-    Reads metadata and manifests and imports no plugin; `quintain doctor` reports plugins that fail to import.
+    Reads metadata and manifests and imports no plugin; `quintain doctor` reports those that fail to import.
     """
     registry = current()
     lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
