@@ -92,6 +92,8 @@ MEANINGS = {
     "model.name": '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, or a source',
     "model.dtype": "precision of the engine",
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
+    "model.tool_format": "how tool calls are written (`quintain list tool_format`, [tools.md](tools.md)); "
+    '`"auto"`: as in the model\'s chat template',
     "model.lora.r": "rank",
     "model.lora.lora_alpha": "scale of the adapters is `lora_alpha / r`",
     "model.lora.target_modules": "modules with adapters",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,6 +141,14 @@ def test_parse_never_raises_and_keeps_the_reply(text: str, tools: bool) -> None:
     parsed = parse(text, tools=tools)
 
     assert "<" in text or parsed.reply == text.strip()
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"a":' * 200_000, " " * 500_000 + "x", "<tool_call>" * 50_000])
+def test_a_hostile_call_is_a_fault_in_linear_time(text: str) -> None:
+    """Nesting beyond the stack and long runs of blanks end in seconds; quadratic time would take hours."""
+    (call,) = parse(f"<tool_call>{{{text}", tools=True).calls
+
+    assert call.error.startswith("not JSON")
 
 
 def test_parse_thoughts_and_calls() -> None:

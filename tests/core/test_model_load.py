@@ -212,7 +212,8 @@ def test_tools_and_calls_reach_the_template() -> None:
     template = (
         "{% for t in tools or [] %}[{{ t.function.name }}:{{ t.function.parameters.type }}]{% endfor %}"
         "{% for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}"
-        "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.x }}){% endfor %};{% endfor %}"
+        "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.values() | first }})"
+        "{% endfor %};{% endfor %}"
     )
     tokenizer = HFTokenizer(byte_tokenizer(template))
     call = ToolCall(name="add", arguments={"x": 2}, id="c1")

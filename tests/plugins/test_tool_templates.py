@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from quintain import Message, Sampled, ToolCall
 from quintain.cli import main
-from quintain.errors import UsageError
+from quintain.errors import UnknownNameError, UsageError
 from quintain.models import HFTokenizer
-from quintain.training import Conversation
+from quintain.testing import isolated_plugins
+from quintain.training import Conversation, Recipe, for_terminal
+from quintain.training.build import model_for
+from quintain.training.check import check_recipe
+from quintain.training.resolve import pinned
 from quintain.types.transcript import TokenSource
 from quintain_tool_formats import tool_format
-from quintain_tool_formats.templates import PROBE, TemplateReport, examine_template
+from quintain_tool_formats.adapter import PROBE
+from quintain_tool_formats.templates import TemplateReport, examine_template
 
+from ..core.models import tiny_model
 from .chat_templates import FAMILIES, tokenizer_of, wear
+
+RECIPE = '[[environments]]\nuse = "arithmetic"'
 
 
 @cache
@@ -35,7 +45,8 @@ def test_the_report_says_what_the_template_does(name: str) -> None:
 
     assert (family.form, family.system, family.opens) == (report.tool_format, report.system, report.opens_thought)
     assert {"rewrites": family.rewrites, "refuses": family.refuses} == outcomes
-    assert family.end == report.stops[-1][1]
+    assert family.end in [text for _, text in report.stops]
+    assert family.sampled == tokenizer_of(name).tool_format.treatment.sampled
     assert report.append_only == (not family.rewrites)
     assert (name in ("Llama 3.1", "gpt-oss", "SmolLM3")) == report.date_line
 
@@ -52,7 +63,7 @@ def talk(tokenizer: HFTokenizer, name: str, turns: list[Message | str]) -> Conve
             branches = len(conversation.transcript("p", 1.0).branches)
             assert (context[: len(held)] == held) or branches > 1
         # Single bytes where the tokenizer would merge pairs: what no encoding of the text gives back.
-        said = [i for c in turn for i in tokenizer.encode(c)] + list(tokenizer.stop_ids[-1:])
+        said = [i for c in turn for i in tokenizer.encode(c)] + list(tokenizer.stop_ids[:1])
         zeros = (0,) * len(said)
         conversation.add_sampled(
             Sampled(ids=tuple(said), logps=(-1.0,) * len(said), versions=zeros, finish="stop", stop=said[-1])
@@ -65,7 +76,7 @@ def talk(tokenizer: HFTokenizer, name: str, turns: list[Message | str]) -> Conve
     return conversation
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if "tools" not in FAMILIES[name].refuses])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_sampled_tokens_are_never_touched(name: str) -> None:
     """Over turns with a tool each sampled token trains once in its own context, and the result's text never does."""
     tokenizer, family = tokenizer_of(name), FAMILIES[name]
@@ -119,9 +130,87 @@ def test_a_tokenizer_without_a_template() -> None:
 
 
 def test_a_refusal_quotes_the_template() -> None:
-    """gpt-oss refuses raw channels in the content of a message."""
-    case = next(c for c in report_of("gpt-oss").cases if c.name == "tools")
-
-    assert "channel tags" in case.detail
+    """gpt-oss refuses raw channels in the content of a message, which it never gets from a conversation."""
+    messages = [Message("user", "a"), Message("assistant", "<|channel|>")]
     with pytest.raises(UsageError, match="channel tags"):
-        tokenizer_of("gpt-oss").render([Message("user", "a"), Message("assistant", "<|channel|>")])
+        tokenizer_of("gpt-oss").apply_template(messages)
+    assert "<|channel|>final" in tokenizer_of("gpt-oss").render(messages)
+
+
+def test_a_recipe_names_the_format(tmp_path: Path) -> None:
+    """`model.tool_format` reaches the tokenizer and is saved with it; the error of a wrong name has the right ones."""
+    wear(FAMILIES["Qwen3"]).save_pretrained(tmp_path)
+    tiny_model(vocab=320, context=64).save_pretrained(tmp_path)
+    changes = [f"model.name={tmp_path}", "model.tool_format=tags"]
+    recipe = Recipe.parse(RECIPE, changes)
+    check_recipe(recipe)
+    assert "quintain-tool-formats/tags" == pinned(recipe).model.tool_format
+    with for_terminal(quiet=True) as screen:
+        model = model_for(recipe, [], None, screen, lambda text: nullcontext())
+    text = '<probe_tool>a</probe_tool><tool_call>{"name": "probe_tool", "arguments": {"word": "b"}}</tool_call>'
+
+    def words(tokenizer: HFTokenizer) -> list[str]:
+        return [call.arguments["word"] for call in tokenizer.parse(text, [PROBE]).calls]
+
+    model.tokenizer.hf.save_pretrained(tmp_path / "saved")
+    saved = HFTokenizer(AutoTokenizer.from_pretrained(tmp_path / "saved"))
+    plain = HFTokenizer(AutoTokenizer.from_pretrained(tmp_path))
+    assert (["a"], ["a"], ["b"]) == (words(model.tokenizer), words(saved), words(plain))
+    assert "<information>" in saved.render([Message("user", "?")], [PROBE])
+    assert "<information>" not in plain.render([Message("user", "?")], [PROBE])
+    with pytest.raises(UnknownNameError, match="did you mean 'qwen3_coder'"):
+        check_recipe(Recipe.parse(RECIPE, ["model.tool_format=qwen3-coder"]))
+    with pytest.raises(UnknownNameError, match="known: auto, deepseek, .*, tags"):
+        plain.use_tool_format("xml")
+    plain.hf.init_kwargs["quintain_tool_format"] = f"{tmp_path}/evil.py:Format"
+    assert ["b"] == words(HFTokenizer(plain.hf))  # files of a model name no code to run
+
+
+def test_without_the_plugin_calls_are_those_of_hermes() -> None:
+    """The format in core reads them, and turns of the model reach the template as they are."""
+    call = '<tool_call>{"name": "probe_tool", "arguments": {"word": "b"}}</tool_call>'
+    with isolated_plugins():
+        tokenizer = HFTokenizer(wear(FAMILIES["Mistral"]))
+        assert ("probe_tool",) == tuple(c.name for c in tokenizer.parse(call, [PROBE]).calls)
+        assert call in tokenizer.render([Message("user", "?"), Message("assistant", call), Message("user", "!")])
+        with pytest.raises(UnknownNameError, match="pip install quintain-tool-formats"):
+            tokenizer.use_tool_format("mistral")
+
+
+def test_demonstrations_write_calls_in_the_format() -> None:
+    """A message with calls is written by the template where it can, and in the chosen format where it cannot."""
+    call = ToolCall(name=PROBE.name, arguments={"word": "b"}, id="call-0")
+    given = [Message("user", "?"), Message("assistant", "Look:", calls=(call,))]
+    texts = {name: tokenizer_of(name).render(given, [PROBE], prompt=False) for name in FAMILIES}
+    for name, text in texts.items():
+        form = tool_format(FAMILIES[name].form)
+        written = text.rpartition("Look:")[2] or text
+        found = [
+            c
+            for part in (written, written.rpartition(FAMILIES[name].end)[0])
+            for c in form.parse(part.strip(), tools=[PROBE]).calls
+        ]
+        assert name in ("gpt-oss", "Llama 3.1", "Mistral") or {"word": "b"} in [c.arguments for c in found], (
+            name,
+            text,
+        )
+    assert "functions.probe_tool" in texts["gpt-oss"]
+    assert '"id": "' in texts["Mistral"]
+
+
+def test_results_without_a_call_are_messages_of_the_user() -> None:
+    """A result that nothing asked for, and calls that nothing answers, keep the roles of Mistral's template apart."""
+    tokenizer = tokenizer_of("Mistral")
+    called = tool_format("mistral").render_calls([ToolCall(name=PROBE.name, arguments={"word": "b"})])
+    messages = [
+        Message("user", "one"),
+        Message("assistant", "no call"),
+        Message("tool", "RESULT", call_id="x", name="probe_tool"),
+        Message("user", "two"),
+        Message("assistant", called),
+        Message("user", "three"),
+    ]
+    text = tokenizer.render(messages, [PROBE])
+    assert text.count("[INST]") == text.count("[/INST]") == 3
+    assert "RESULT" in text
+    assert called.replace("[TOOL_CALLS]", "[\ufdd0TOOL_CALLS]") in text

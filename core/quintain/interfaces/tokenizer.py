@@ -7,9 +7,14 @@ from typing import Protocol
 
 from ..types.rollout import Turn
 from ..types.task import Message
+from ..types.transcript import Finish
 from .tools import ToolSpec
 
 Offsets = list[tuple[int, int]]
+
+LITERAL = "\ufdd0"
+"""Stands in rendered text inside of a control token that content spells, so that it is encoded as text; this
+character is encoded to nothing and has no offset. It is no character of Unicode."""
 
 
 class ChatTokenizer(Protocol):
@@ -37,7 +42,10 @@ class ChatTokenizer(Protocol):
         """Text of *ids*; *special* false leaves special tokens out."""
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
-        """The conversation as text; with *prompt* it ends where the assistant's turn begins."""
+        """The conversation as text; with *prompt* it ends where the assistant's turn begins.
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
+        Control tokens that users, tools and arguments of calls spell hold `LITERAL`.
+        """
+
+    def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from ..interfaces.tokenizer import Offsets
+from ..interfaces.tokenizer import LITERAL, Offsets
+from ..registry.lookup import current
 from ..types.rollout import Turn
 from ..types.task import Message
-from .tool_calls import parse
+from ..types.transcript import Finish
+from . import tool_calls
 
 if TYPE_CHECKING:
     from ..interfaces.tools import ToolSpec
@@ -29,6 +33,12 @@ def render_plain(messages: Sequence[Message], *, prompt: bool = True) -> str:
 PLAIN_STOPS = ("\n\nUser:", "\n\nTool:")
 
 _MARK = "\x02end\x03"
+
+_SAVED_FORMAT = "quintain_tool_format"
+"""Key of ``tokenizer_config.json``. A name there with a colon, which means code outside of plugins, is left alone."""
+
+_TAG = r"[<\[][^\s<>\[\]]{1,128}[>\]]"
+"""The shape of nearly all control tokens. A pattern with all 6,000 of a tokenizer takes seconds for a megabyte."""
 
 
 class HFTokenizer:
@@ -58,28 +68,66 @@ class HFTokenizer:
         self.name = _fingerprint(tokenizer)
         self.stops: tuple[str, ...] = () if self.has_template else PLAIN_STOPS
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        added = tokenizer.added_tokens_decoder.values()
+        self._control = {
+            t.content for t in added if len(t.content) > 1 and (t.special or re.fullmatch(_TAG, t.content))
+        }
+        others = sorted((text for text in self._control if not re.fullmatch(_TAG, text)), key=len, reverse=True)
+        self._spelled = re.compile("|".join([*map(re.escape, others), _TAG]))
+        self._format: Any = None
         self.stop_ids = tuple(dict.fromkeys((*eos, *stop_ids, *self._end_of_turn())))
+
+    def use_tool_format(self, name: str) -> None:
+        """Read and write tool calls as the component *name* does, also when saved and loaded; ``auto`` changes nothing.
+
+        Raises:
+            UnknownNameError, PluginError: no such component, or it cannot be imported.
+        """
+        if name != "auto":
+            self._format = current().load("tool_format", name).of(self)
+            self.hf.init_kwargs[_SAVED_FORMAT] = name
+
+    @property
+    def tool_format(self) -> Any:
+        """The format of tool calls: that of the chat template by default; without plugins, that of Hermes."""
+        if self._format is None:
+            name = str(self.hf.init_kwargs.get(_SAVED_FORMAT, "auto"))
+            known = ":" not in name and (name != "auto" or current().matching(name, "tool_format"))
+            self._format = current().load("tool_format", name).of(self) if known else tool_calls
+        return self._format
 
     def encode(self, text: str) -> list[int]:
         """Ids of *text*. Adds nothing; special tokens spelled in the text become their ids."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], Offsets]:
         """Ids, and for each the half-open span of characters of *text* it stands for.
 
         Characters that a tokenizer leaves out of every span (trimmed blanks) count to the token after them.
         """
-        encoding = self._backend.encode(text, add_special_tokens=False)
+        ids: list[int] = []
         spans: Offsets = []
-        reached = 0
-        for start, end in encoding.offsets:
-            spans.append((min(start, reached), end))
-            reached = max(reached, end)
-        return list(encoding.ids), spans
+        at = reached = 0
+        for part in text.split(LITERAL):
+            encoding = self._backend.encode(part, add_special_tokens=False)
+            ids += encoding.ids
+            for start, end in encoding.offsets:
+                spans.append((min(at + start, reached), at + end))
+                reached = max(reached, at + end)
+            at += len(part)
+        return ids, spans
 
     def decode(self, ids: Sequence[int], *, special: bool = True) -> str:
         """Text of *ids*, with or without *special* tokens."""
         return str(self._backend.decode(list(ids), skip_special_tokens=not special))
+
+    def literal(self, value: Any) -> Any:
+        """*value*, plain data, with `LITERAL` in each control token that its texts spell."""
+        if isinstance(value, str):
+            return self._spelled.sub(lambda m: m[0][0] + LITERAL + m[0][1:] if m[0] in self._control else m[0], value)
+        if isinstance(value, dict):
+            return {self.literal(key): self.literal(item) for key, item in value.items()}
+        return [*map(self.literal, value)] if isinstance(value, (list, tuple)) else value
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True) -> str:
         """The conversation as text; with *prompt* it ends where the assistant is to speak.
@@ -87,6 +135,18 @@ class HFTokenizer:
         Raises:
             UsageError: the template refuses these messages; its own words are quoted.
         """
+        data = [
+            replace(m, **{name: self.literal(getattr(m, name)) for name in ("content", "name", "call_id")})
+            if m.role in ("user", "tool")
+            else m
+            for m in messages
+        ]
+        return self.apply_template(*self.tool_format.messages(data, tools), prompt=prompt)
+
+    def apply_template(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, prompt: bool = True
+    ) -> str:
+        """`render` without the format of tool calls."""
         if not self.has_template:
             return render_plain(messages, prompt=prompt)
         from jinja2 import TemplateError
@@ -94,8 +154,8 @@ class HFTokenizer:
         try:
             return str(
                 self.hf.apply_chat_template(
-                    [_as_template_message(m) for m in messages],
-                    tools=[tool.to_json() for tool in tools] or None,
+                    [self._as_template_message(m) for m in messages],
+                    tools=[self.literal(tool.to_json()) for tool in tools] or None,
                     add_generation_prompt=prompt,
                     tokenize=False,
                 )
@@ -104,31 +164,31 @@ class HFTokenizer:
             roles = ", ".join(m.role for m in messages)
             raise UsageError(f"the chat template of {self.name} refuses the messages ({roles}): {error}") from error
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
+    def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
         """The turn of a sampled text, split into reasoning, reply and calls of *tools*. Raises nothing."""
-        return parse(text, tools=bool(tools))
+        turn: Turn = self.tool_format.parse(text, tools=tools, finish=finish)
+        return turn
 
     def _end_of_turn(self) -> tuple[int, ...]:
         """The special token that the template puts right after an assistant's reply, if any."""
         if not self.has_template:
             return ()
-        text = self.render([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
+        text = self.apply_template([Message("user", "?"), Message("assistant", _MARK)], prompt=False)
         _, mark, after = text.rpartition(_MARK)
         ids = self.encode(after.lstrip()) if mark else []
         special = {i for i, token in self.hf.added_tokens_decoder.items() if token.special}
         return (ids[0],) if ids and ids[0] in special else ()
 
-
-def _as_template_message(message: Message) -> dict[str, Any]:
-    fields: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.reasoning:
-        fields["reasoning_content"] = message.reasoning
-    if message.calls:
-        functions = [(call.id, {"name": call.name, "arguments": dict(call.arguments)}) for call in message.calls]
-        fields["tool_calls"] = [{"type": "function", "id": id_, "function": function} for id_, function in functions]
-    if message.role == "tool":
-        fields |= {"tool_call_id": message.call_id, "name": message.name}
-    return fields
+    def _as_template_message(self, message: Message) -> dict[str, Any]:
+        fields: dict[str, Any] = {"role": message.role, "content": message.content}
+        if message.reasoning:
+            fields |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
+        if message.calls:
+            functions = [(c.id, self.literal({"name": c.name, "arguments": c.arguments})) for c in message.calls]
+            fields["tool_calls"] = [{"type": "function", "id": id_, "function": f} for id_, f in functions]
+        if message.role == "tool":
+            fields |= {"tool_call_id": message.call_id, "name": message.name}
+        return fields
 
 
 def _fingerprint(tokenizer: Any) -> str:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
+from ..interfaces.tools import ToolSpec
 from ..types.rollout import Turn
-from ..types.task import ToolCall
+from ..types.task import Message, ToolCall
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|\Z)", re.DOTALL)
+_CALL = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
 _THOUGHT = re.compile(r"\A\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
-def parse(text: str, *, tools: bool = False, **about: Any) -> Turn:
+def messages(given: Sequence[Message], tools: Sequence[ToolSpec]) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
+    """What the chat template gets: sampled turns are the text that was sampled."""
+    return given, tools
+
+
+def parse(text: str, *, tools: object = (), **about: Any) -> Turn:
     """The turn of a sampled text, split into thought, reply and, if *tools* were offered, tool calls.
 
     A thought is text between think tags at the very start; with an unclosed tag the whole text is the reply, because
@@ -30,7 +37,7 @@ def parse(text: str, *, tools: bool = False, **about: Any) -> Turn:
 def _call(body: str, name: str) -> ToolCall:
     try:
         data = json.loads(body)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         return ToolCall(name="", id=name, error=f"not JSON: {e}")
     if not isinstance(data, dict) or not isinstance(data.get("name"), str):
         return ToolCall(name="", id=name, error='expected {"name": ..., "arguments": {...}}')

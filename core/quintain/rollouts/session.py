@@ -187,8 +187,8 @@ class Session(Agent):
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
         tokens = sampled.tokens if self.trains else 0
-        turn = engine.tokenizer.parse(text, tools)
-        return replace(turn, finish=sampled.finish, player=self._name, tokens=tokens)
+        turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
+        return replace(turn, player=self._name, tokens=tokens)
 
 
 async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple[ToolCall, ...]:

@@ -10,6 +10,7 @@ from ..interfaces.tools import ToolSpec
 from ..models.tool_calls import parse
 from ..types.rollout import Turn
 from ..types.task import Message, ToolCall
+from ..types.transcript import Finish
 
 
 class ByteTokenizer:
@@ -72,8 +73,8 @@ class ByteTokenizer:
             parts.append(f"<|im_start|>{role}\n{body}{render_calls(m.calls)}<|im_end|>\n")
         return "".join(parts) + ("<|im_start|>assistant\n" if prompt else "")
 
-    def parse(self, text: str, tools: Sequence[ToolSpec] = ()) -> Turn:
-        return parse(text, tools=bool(tools))
+    def parse(self, text: str, tools: Sequence[ToolSpec] = (), *, finish: Finish = "stop") -> Turn:
+        return parse(text, tools=tools, finish=finish)
 
 
 def render_calls(calls: Sequence[ToolCall]) -> str:

@@ -201,9 +201,11 @@ def model_for(
     if checkpoint is not None and request.lora is None:
         model = request.load_model(checkpoint.model)
         model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name
-        return model
-    with status("preparing"):
-        return model_source(recipe).load(request)
+    else:
+        with status("preparing"):
+            model = model_source(recipe).load(request)
+    model.tokenizer.use_tool_format(recipe.model.tool_format)
+    return model
 
 
 def embedded_engine(model: LoadedModel, *, slots: int, reproducible: bool = True) -> TokenEngine:

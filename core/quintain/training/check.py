@@ -7,6 +7,7 @@ from ..evaluation.evaluation import tasks_of
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..models.load import as_device
 from ..registry.binding import check_args
+from ..registry.lookup import current
 from ..services.manager import start_order
 from .recipe.tables import Recipe
 from .resolve import (
@@ -36,6 +37,8 @@ def check_recipe(recipe: Recipe) -> None:
     engine = engine_kind(recipe)
     check_args(engine.sharing if shares(engine) else engine, recipe.engine.args, who="[engine]")
     model_source(recipe)
+    if recipe.model.tool_format != "auto":
+        current().find("tool_format", recipe.model.tool_format)
     specs = [resolve_environment_table(table) for table in recipe.environments]
     slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
     for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(OWN_SLOTS)):

@@ -192,6 +192,8 @@ def pinned(recipe: Recipe) -> Recipe:
     names = {f"{kind}.use": name_of(kind, getattr(recipe, kind).use) for kind in ("algorithm", "engine", "learner")}
     if is_model_source(recipe.model.name):
         names["model.name"] = name_of("model", recipe.model.name)
+    if recipe.model.tool_format != "auto":
+        names["model.tool_format"] = name_of("tool_format", recipe.model.tool_format)
     slots = algorithm.slots
     for i, table in enumerate(recipe.environments):
         names[f"environments.{i}.use"] = name_of("environment", table.use)

@@ -7,9 +7,10 @@ encoded and appended. If the template rewrote earlier text, the transcript branc
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
-from ...interfaces.tokenizer import ChatTokenizer, Offsets
+from ...interfaces.tokenizer import LITERAL, ChatTokenizer, Offsets
 from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
@@ -88,9 +89,11 @@ class Conversation:
     def _sources(self, text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
         """The source of each token: that of the message whose content it touches, else the template's."""
         regions: list[tuple[int, int, TokenSource]] = []
-        at = 0
+        text, at = text.replace(LITERAL, ""), 0
         for m in messages:
-            start, end = _find(text, at, (m.content, m.content.strip(), self.tokenizer.parse(m.content).reply))
+            inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]  # as some templates write results
+            reply = self.tokenizer.parse(m.content).reply
+            start, end = _find(text, at, (m.content, m.content.strip(), inside_json, reply))
             if start >= 0:
                 at = end
                 regions.append((start, end, _SOURCES[m.role]))

@@ -63,8 +63,8 @@ class EnginePlayer:
         text = conversation.add_sampled(sampled)
         if self._policy.observe is not None:
             self._policy.observe(self._name, sampled, sampling)
-        parsed = engine.tokenizer.parse(text, request.tools)
-        turn = replace(parsed, finish=sampled.finish, tokens=sampled.tokens)
+        parsed = engine.tokenizer.parse(text, request.tools, finish=sampled.finish)
+        turn = replace(parsed, tokens=sampled.tokens)
         self._turns += 1
         wanted = request.logprobs or request.token_ids
         pairs = zip(sampled.ids, sampled.logps, strict=True) if wanted else ()

@@ -248,7 +248,9 @@ def _base_model(recipe: Recipe, screen: Screen) -> LoadedModel:
     from quintain.training import ModelRequest, model_source, seed_everything
 
     seed_everything(recipe.run.seed)
-    return model_source(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
+    model = model_source(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
+    model.tokenizer.use_tool_format(recipe.model.tool_format)
+    return model
 
 
 def _shown(screen: Screen) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .detection import detect, formats, tool_format
+from .adapter import TokenizerFormat, Treatment
+from .detection import Auto, detect, formats, tool_format
 from .harmony import Harmony
 from .json_formats import DeepSeek, Hermes, LlamaJSON, Mistral
 from .pythonic import Pythonic
@@ -11,6 +12,7 @@ from .xml_formats import GLM, Qwen3Coder, Tags
 
 __all__ = [
     "GLM",
+    "Auto",
     "DeepSeek",
     "Harmony",
     "Hermes",
@@ -19,7 +21,9 @@ __all__ = [
     "Pythonic",
     "Qwen3Coder",
     "Tags",
+    "TokenizerFormat",
     "ToolFormat",
+    "Treatment",
     "detect",
     "formats",
     "tool_format",

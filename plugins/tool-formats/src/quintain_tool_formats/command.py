@@ -59,7 +59,11 @@ def _tokenizer(model: str) -> Any:
 def _lines(report: TemplateReport) -> list[tuple[str, str]]:
     return [
         ("tokenizer", report.tokenizer + ("" if report.template else ", without a template: the plain one is used")),
-        ("tool format", report.tool_format + ("" if report.tools_listed else "; the template lists no tools")),
+        (
+            "tool format",
+            report.tool_format + ("" if report.tools_listed else "; the system message describes the tools"),
+        ),
+        ("calls", f"the template gets them as {report.calls}, and results as messages of the role {report.results}"),
         ("stops", ", ".join(f"{i} {text!r}" for i, text in report.stops) or "none"),
         ("system message", report.system),
         ("prompt", "opens a thought" if report.opens_thought else "opens no thought"),

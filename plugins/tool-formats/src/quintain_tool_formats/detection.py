@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quintain.cli import current
 
 from .tool_format import ToolFormat
+
+if TYPE_CHECKING:
+    from quintain.models import HFTokenizer
+
+    from .adapter import TokenizerFormat
+
+AUTO = "auto"
 
 FALLBACK = "tags"
 """The format for templates without tools, and for tokenizers without a template."""
@@ -40,15 +47,24 @@ def formats() -> dict[str, type[ToolFormat]]:
     Raises:
         PluginError: one cannot be imported.
     """
-    return {c.name: current().resolve(c) for c in current().components("tool_format")}
+    return {c.name: current().resolve(c) for c in current().components("tool_format") if c.name != AUTO}
 
 
-def tool_format(name: str = "auto", *, chat_template: Any = None, **settings: Any) -> ToolFormat:
+class Auto:
+    """The format that the chat template of a tokenizer writes."""
+
+    @staticmethod
+    def of(tokenizer: HFTokenizer) -> TokenizerFormat:
+        """`ToolFormat.of` of the detected format."""
+        return formats()[detect(tokenizer.hf.chat_template)].of(tokenizer)
+
+
+def tool_format(name: str = AUTO, *, chat_template: Any = None, **settings: Any) -> ToolFormat:
     """The format called *name* with its *settings*; ``auto`` is that of *chat_template*.
 
     Raises:
         UnknownNameError: no format has the name.
         PluginError: it cannot be imported.
     """
-    kind: type[ToolFormat] = current().load("tool_format", detect(chat_template) if name == "auto" else name)
+    kind: type[ToolFormat] = current().load("tool_format", detect(chat_template) if name == AUTO else name)
     return kind(**settings)

@@ -6,19 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from quintain import Message, Sampled, ToolCall, ToolSpec
+from quintain import Message, Sampled, ToolSpec
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 from quintain.training import Conversation
 
-from .detection import detect, template_text, tool_format
+from .adapter import CALLS, PROBE, SYSTEM, opens_thought
+from .detection import formats, template_text
 
-PROBE = ToolSpec(
-    name="probe_tool",
-    description="Look a word up.",
-    parameters={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
-)
-SYSTEM = "SYSTEM-PROBE"
 DATES = ("strftime_now", "date_string")
 
 
@@ -42,12 +37,18 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class TemplateReport:
-    """What `examine_template` found; ``system`` says where the text of a system message goes."""
+    """What `examine_template` found.
+
+    ``calls`` and ``results`` are `Treatment.sampled` and `Treatment.results`; ``system`` says where the text of a
+    system message goes.
+    """
 
     tokenizer: str
     template: bool
     tool_format: str
     tools_listed: bool
+    calls: Literal["text", "data"]
+    results: Literal["tool", "user"]
     stops: tuple[tuple[int, str], ...]
     system: Literal["own", "merged", "dropped", "refused"]
     opens_thought: bool
@@ -62,11 +63,11 @@ class TemplateReport:
 
 def examine_template(tokenizer: HFTokenizer) -> TemplateReport:
     """Hold short conversations with the token bridge and look what the template makes of them; samples no model."""
-    template = tokenizer.hf.chat_template
-    name = detect(template)
-    opens = _opens_thought(tokenizer)
-    call = ToolCall(name=PROBE.name, arguments={"word": "three"}, id="call00000")
-    called = tool_format(name, thought_open=opens).render_calls([call], [PROBE])
+    template, form = tokenizer.hf.chat_template, tokenizer.tool_format
+    name = next(name for name, kind in formats().items() if isinstance(form.form, kind))
+    opens = opens_thought(tokenizer)
+    call = CALLS[0]
+    called = form.form.render_calls([call], [PROBE])
     thought = "A-THOUGHT</think>\n\n" if opens else "<think>\nA-THOUGHT\n</think>\n\n"
     result = Message("tool", "RESULT-1", call_id=call.id, name=call.name)
     question = [Message("user", f"QUESTION-{i}") for i in (1, 2, 3)]
@@ -76,30 +77,19 @@ def examine_template(tokenizer: HFTokenizer) -> TemplateReport:
         _case("tool_block", tokenizer, [question[0], "REPLY-1", question[1]], [PROBE]),
         _case("tools", tokenizer, [question[0], called, result, "REPLY-1", question[1]], [PROBE]),
     )
-    try:
-        listed = PROBE.name in tokenizer.render([question[0]], [PROBE])
-    except UsageError:
-        listed = False
     return TemplateReport(
         tokenizer=tokenizer.name,
         template=tokenizer.has_template,
         tool_format=name,
-        tools_listed=listed,
+        tools_listed=form.treatment.lists_tools,
+        calls=form.treatment.sampled,
+        results=form.treatment.results,
         stops=tuple((i, tokenizer.decode([i])) for i in tokenizer.stop_ids),
         system=_system(tokenizer),
         opens_thought=opens,
         date_line=any(word in template_text(template) for word in DATES),
         cases=cases,
     )
-
-
-THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-
-
-def _opens_thought(tokenizer: HFTokenizer) -> bool:
-    prompt = tokenizer.render([Message("user", "QUESTION-1")])
-    _, _, after = prompt.rpartition("QUESTION-1")
-    return any(after.rfind(opening) > after.rfind(closing) for opening, closing in THOUGHTS)
 
 
 def _system(tokenizer: HFTokenizer) -> Literal["own", "merged", "dropped", "refused"]:
@@ -132,13 +122,22 @@ def _case(name: str, tokenizer: HFTokenizer, turns: Sequence[Message | str], too
             if held and ids[: len(held)] != held:
                 begins.append(_message_at(tokenizer, held, ids, messages))
             if isinstance(turn, str):
-                said = [*tokenizer.encode(turn), *tokenizer.stop_ids[-1:]]
-                conversation.add_sampled(_sampled(said, tokenizer.stop_ids[-1:]))
+                said = tokenizer.encode(turn)
+                if said[-1] not in tokenizer.stop_ids:  # as the last token of a call may be
+                    said += _end_of_turn(tokenizer)
+                conversation.add_sampled(_sampled(said, said[-1:]))
                 messages.append(Message("assistant", turn))
                 held = [*ids, *said]
     except UsageError as e:
         return Case(name=name, outcome="refuses", detail=str(e))
     return Case(name=name, outcome="rewrites" if begins else "appends", messages=tuple(begins))
+
+
+def _end_of_turn(tokenizer: HFTokenizer) -> list[int]:
+    """The id that the template writes after a reply, if it is a stop."""
+    text = tokenizer.apply_template([Message("user", "QUESTION-1"), Message("assistant", "REPLY-1")], prompt=False)
+    written = [i for i in tokenizer.stop_ids if f"REPLY-1{tokenizer.decode([i])}" in text]
+    return written[:1] or list(tokenizer.stop_ids[-1:])
 
 
 def _sampled(ids: Sequence[int], stop: Sequence[int]) -> Sampled:

@@ -7,12 +7,17 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from quintain import ToolCall, ToolSpec, Turn
 from quintain.errors import UsageError
 
 from .values import fault_of, quoted
+
+if TYPE_CHECKING:
+    from quintain.models import HFTokenizer
+
+    from .adapter import TokenizerFormat
 
 CALL_LIMIT = 256
 """Calls that one turn may have; what follows is one fault, so that a loop of the policy starts no thousand tools."""
@@ -53,12 +58,26 @@ class ToolFormat(ABC):
         reason. Calls within a thought are text. *about* are the other fields of the turn; with ``finish="length"`` a
         call without its end was cut off. Time is linear in the length of *text*.
         """
+        return self.read(text, tools=tools, **about)[0]
+
+    def read(self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any) -> tuple[Turn, list[str]]:
+        """What `parse` returns, and the text of each call."""
         reasoning, rest = self._thought(text)
         found = Found(rest, tools, cut=about.get("finish") == "length")
         if tools or self.CHANNELS:
             self._scan(rest, found)
         reasoning = "\n\n".join(filter(None, [reasoning, *found.thoughts]))
-        return Turn(text=text, reply=found.reply().strip(), reasoning=reasoning, calls=tuple(found.calls), **about)
+        turn = Turn(text=text, reply=found.reply().strip(), reasoning=reasoning, calls=tuple(found.calls), **about)
+        return turn, [rest[start:end] for start, end in found.places]
+
+    @classmethod
+    def of(cls, tokenizer: HFTokenizer) -> TokenizerFormat:
+        """This format for the model of *tokenizer*, whatever its chat template writes."""
+        from .adapter import TokenizerFormat, opens_thought
+        from .detection import detect, formats
+
+        native = formats().get(detect(tokenizer.hf.chat_template)) is cls
+        return TokenizerFormat(cls(thought_open=opens_thought(tokenizer)), tokenizer, native=native)
 
     def render_calls(self, calls: Sequence[ToolCall], tools: Sequence[ToolSpec] = ()) -> str:
         """*calls* as the model writes them, so that `parse` with *tools* gives them back.
@@ -114,6 +133,7 @@ class Found:
         self.calls: list[ToolCall] = []
         self.thoughts: list[str] = []
         self.specs: Mapping[str, ToolSpec] = {t.name: t for t in tools}
+        self.places: list[tuple[int, int]] = []  # of each call
         self.cut = cut
         self._text, self._spans = text, list[tuple[int, int]]()
 
@@ -154,6 +174,7 @@ class Found:
         own = id_ if isinstance(id_, str) and 0 < len(id_) <= NAME_LIMIT and _clean(id_) else ""
         id_ = own or f"call{len(self.calls):05d}"  # nine letters and digits, as Mistral's template demands
         self.calls.append(ToolCall(name=name[:NAME_LIMIT], arguments=arguments, id=id_, error=error))
+        self.places.append(span)
 
 
 def _clean(text: str) -> bool:

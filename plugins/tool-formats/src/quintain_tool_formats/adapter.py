@@ -1,0 +1,257 @@
+"""A format together with a tokenizer: what its chat template does with calls, and messages prepared for it."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, Literal, cast
+
+from quintain import Message, ToolCall, ToolSpec, Turn
+from quintain.models import HFTokenizer
+
+from .tool_format import ToolFormat, to_json
+
+PROBE = ToolSpec(
+    name="probe_tool",
+    description="Look a word up.",
+    parameters={"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+)
+CALLS = tuple(
+    ToolCall(name=PROBE.name, arguments={"word": word}, id=f"call0000{i}") for i, word in enumerate(("three", "seven"))
+)
+RESULTS = tuple(Message("tool", f"RESULT-{i + 1}", call_id=c.id, name=c.name) for i, c in enumerate(CALLS))
+QUESTION, SYSTEM, BROKEN = Message("user", "QUESTION-1"), "SYSTEM-PROBE", "BROKEN-CALL"
+LATER = (Message("assistant", "REPLY-1"), Message("user", "QUESTION-2"))
+THOUGHTS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
+
+UNREADABLE = "unreadable"
+"""Name of a call that has none, where a template takes calls as data."""
+
+ID = re.compile(r"[A-Za-z0-9]{9}")
+"""What Mistral's templates demand of the id of a call."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """What a chat template does with tools, found by rendering short conversations.
+
+    Attributes:
+        lists_tools: it writes the tools that are offered.
+        sampled: a sampled turn is given to it as the ``text`` that the policy wrote, or as ``data``: reply, thought and
+            calls.
+        given: the same for calls of a message that the policy did not sample.
+        results: the role of the messages with results of tools.
+        arguments: those of a call that is data are an ``object`` or its JSON as ``text``.
+        faults: arguments may be text that is no JSON.
+        parallel: a message that is data may have several calls.
+        system: there may be a system message.
+        alternates: two messages of the user in a row are refused.
+    """
+
+    lists_tools: bool = False
+    sampled: Literal["text", "data"] = "text"
+    given: Literal["text", "data"] = "text"
+    results: Literal["tool", "user"] = "tool"
+    arguments: Literal["object", "text"] = "object"
+    faults: bool = True
+    parallel: bool = True
+    system: bool = True
+    alternates: bool = False
+
+
+class TokenizerFormat:
+    """Reads the calls of a tokenizer's model, and prepares messages for its chat template.
+
+    Recorded tokens are never touched: prepared messages are only rendered, and where the rendering differs from what
+    was sampled, the token bridge branches.
+    """
+
+    def __init__(self, form: ToolFormat, tokenizer: HFTokenizer, *, native: bool) -> None:
+        """*native*: the chat template writes calls in the format *form*, too."""
+        self.form, self.native, self._tokenizer = form, native, tokenizer
+
+    def parse(self, text: str, *, tools: Sequence[ToolSpec] = (), **about: Any) -> Turn:
+        """`ToolFormat.parse`."""
+        return self.form.parse(text, tools=tools, **about)
+
+    def messages(
+        self, given: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> tuple[Sequence[Message], Sequence[ToolSpec]]:
+        """What the chat template gets. Contents of users and tools are marked as text already (`LITERAL`).
+
+        Where the template does not list the tools in this format, the system message describes them.
+        """
+        treatment, prepared, i = self.treatment, list[Message](), 0
+        described = bool(tools) and not treatment.lists_tools
+        plain = treatment.sampled == "text" and treatment.results == "tool" and not treatment.alternates
+        if plain and not described and not any(m.calls for m in given):
+            return given, tools
+        while i < len(given):
+            message, end = given[i], i + 1
+            while end < len(given) and given[end].role == "tool":
+                end += 1
+            if message.role == "assistant":
+                prepared.extend(self._exchange(message, given[i + 1 : end], tools, open_end=end == len(given)))
+            elif message.role == "tool":
+                prepared.extend(self._results(given[i:end], asked=treatment.sampled == "text"))
+            else:
+                prepared.append(message)
+                end = i + 1
+            i = end
+        if described:
+            self._describe(prepared, tools)
+        return _merged(prepared) if treatment.alternates else prepared, () if described else tools
+
+    def _exchange(
+        self, message: Message, results: Sequence[Message], tools: Sequence[ToolSpec], *, open_end: bool
+    ) -> Iterator[Message]:
+        """A turn of the assistant and the results of its calls."""
+        treatment = self.treatment
+        if treatment.sampled == "data" and not message.calls:
+            message = self._as_data(message, tools, answered=bool(results) or open_end)
+        elif message.calls and treatment.given == "text":
+            literal = self._tokenizer.literal
+            calls = tuple(replace(call, arguments=literal(dict(call.arguments))) for call in message.calls)
+            text = "\n".join(filter(None, [message.content, self.form.render_calls(calls, tools)]))
+            message = replace(message, content=text, calls=())
+        calls = tuple(self._call(call) for call in message.calls)
+        asked = treatment.sampled == "text" or bool(calls)
+        rows = list(self._results(results, asked=asked))
+        if len(calls) < 2 or treatment.parallel:
+            yield replace(message, calls=calls)
+            yield from rows
+            return
+        for call, row in zip_longest(calls, rows[: len(calls)]):
+            yield replace(message, calls=(call,))
+            message = Message("assistant", "")
+            yield from [row] if row else []
+        yield from rows[len(calls) :]
+
+    def _as_data(self, message: Message, tools: Sequence[ToolSpec], *, answered: bool) -> Message:
+        """A sampled turn as reply, thought and calls; calls that nothing answers stay text, for roles to alternate."""
+        turn, sources = self.form.read(message.content, tools=tools)
+        literal = self._tokenizer.literal
+        content = literal(message.content)
+        if (turn.calls and not answered) or (content == message.content and turn.reply == content.strip()):
+            return replace(message, content=content)
+        calls = [
+            replace(c, arguments=self._fault(source)) if c.error else c
+            for c, source in zip(turn.calls, sources, strict=True)
+        ]
+        return Message("assistant", literal(turn.reply), reasoning=literal(turn.reasoning), calls=tuple(calls))
+
+    def _fault(self, source: str) -> Any:
+        """The arguments of a call that cannot be read, whose text is *source*."""
+        return source if self.treatment.faults else {"text": source}
+
+    def _call(self, call: ToolCall) -> ToolCall:
+        arguments: Any = call.arguments
+        if self.treatment.arguments == "text" and not isinstance(arguments, str):
+            arguments = to_json(dict(arguments))
+        return replace(call, name=call.name or UNREADABLE, id=_id(call.id), arguments=arguments)
+
+    def _results(self, results: Sequence[Message], *, asked: bool) -> Iterator[Message]:
+        """Results as the template takes them; of the user where no call *asked* for them."""
+        marked = not self.treatment.lists_tools
+        for m in results:
+            call = ToolCall(name=m.name or UNREADABLE, id=_id(m.call_id))
+            as_user = self.treatment.results == "user" or not asked
+            content = self.form.render_result(call, m.content) if marked or as_user else m.content
+            yield replace(m, role="user" if as_user else "tool", content=content, call_id=call.id, name=call.name)
+
+    def _describe(self, prepared: list[Message], tools: Sequence[ToolSpec]) -> None:
+        """Write *tools* into the system message, or before the first message of the user where there may be none."""
+        literal = self._tokenizer.literal
+        safe = [replace(t, description=literal(t.description), parameters=literal(dict(t.parameters))) for t in tools]
+        about = self.form.describe(safe)
+        role: Literal["system", "user"] = "system" if self.treatment.system else "user"
+        at = next((i for i, m in enumerate(prepared) if m.role == role), -1)
+        if at < 0:
+            prepared.insert(0, Message(role, about))
+        elif role == "system":
+            prepared[at] = replace(prepared[at], content=f"{prepared[at].content}\n\n{about}")
+        else:
+            prepared[at] = replace(prepared[at], content=f"{about}\n\n{prepared[at].content}")
+
+    @cached_property
+    def treatment(self) -> Treatment:
+        """What the chat template does, found once."""
+        return _probed(self._tokenizer, self.form, native=self.native) if self._tokenizer.has_template else Treatment()
+
+
+def _probed(tokenizer: HFTokenizer, form: ToolFormat, *, native: bool) -> Treatment:
+    def shows(messages: Sequence[Message], *texts: str, never: str = "") -> bool:
+        """Whether the template writes *texts*, in this order."""
+        try:
+            rendered = tokenizer.apply_template(messages, [PROBE] if native else ())
+        except Exception:  # noqa: BLE001 - a template raises its own refusals and any error of Python's
+            return False
+        at = 0
+        for text in texts:
+            at = rendered.find(text, at)
+            if at < 0:
+                return False
+            at += len(text)
+        return not never or never not in rendered
+
+    def data(calls: Sequence[ToolCall], results: Sequence[Message]) -> list[Message]:
+        return [QUESTION, Message("assistant", "", calls=tuple(calls)), *results, *LATER]
+
+    called = form.render_calls(CALLS[:1], [PROBE])
+    text = Message("assistant", called)
+    (call,), (result,) = CALLS[:1], RESULTS[:1]
+    forms: dict[Literal["object", "text"], Any] = {"object": call.arguments, "text": to_json(dict(call.arguments))}
+    arguments = next(
+        (  # an object that is written as Python writes it was meant to be text
+            name
+            for name, value in forms.items()
+            if native
+            and shows(data([replace(call, arguments=value)], [result]), "three", result.content, never="'three'")
+        ),
+        None,
+    )
+    as_text = shows([QUESTION, text, result, *LATER], called, result.content)
+    form_of_arguments = arguments or "object"
+    pair = (
+        [replace(c, arguments=cast(Any, to_json(dict(c.arguments)))) for c in CALLS] if arguments == "text" else CALLS
+    )
+    return Treatment(
+        lists_tools=native and shows([QUESTION], PROBE.name),
+        sampled="text" if as_text or arguments is None else "data",
+        given="text" if arguments is None else "data",
+        results="tool" if as_text or arguments else "user",
+        arguments=form_of_arguments,
+        faults=shows(
+            data([replace(call, arguments=cast(Mapping[str, Any], BROKEN))], [result]), BROKEN, result.content
+        ),
+        parallel=shows(data(pair, RESULTS), "three", "seven", *(r.content for r in RESULTS)),
+        system=shows([Message("system", SYSTEM), QUESTION], SYSTEM),
+        alternates=not shows([QUESTION, QUESTION]),
+    )
+
+
+def opens_thought(tokenizer: HFTokenizer) -> bool:
+    """Whether the generation prompt of the chat template opens a thought, which the policy then only closes."""
+    prompt = tokenizer.apply_template([QUESTION])
+    _, _, after = prompt.rpartition(QUESTION.content)
+    return any(after.rfind(opening) > after.rfind(closing) for opening, closing in THOUGHTS)
+
+
+def _id(text: str) -> str:
+    """*text*, or nine letters and digits that stand for it."""
+    return text if ID.fullmatch(text) else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _merged(messages: Sequence[Message]) -> list[Message]:
+    """*messages* with those of the user joined that follow each other."""
+    merged: list[Message] = []
+    for m in messages:
+        if merged and m.role == merged[-1].role == "user":
+            merged[-1] = replace(merged[-1], content=f"{merged[-1].content}\n\n{m.content}")
+        else:
+            merged.append(m)
+    return merged
