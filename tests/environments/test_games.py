@@ -221,8 +221,8 @@ def test_tasks_name_the_rival_by_split() -> None:
 
 
 def test_skill_is_the_share_of_perfect_moves() -> None:
-    async def moves(skill: float) -> list[str]:
-        opponent, messages = Opponent(skill=skill), [Message("user", view((3, 9)))]
+    async def moves(skill: float, piles: tuple[int, int] = (3, 9)) -> list[str]:
+        opponent, messages = Opponent(skill=skill), [Message("user", view(piles))]
         return [(await opponent.reply(messages, (), Sampling(seed=seed))).text for seed in range(200)]
 
     assert {"B 3"} == set(asyncio.run(moves(1.0)))
@@ -230,6 +230,8 @@ def test_skill_is_the_share_of_perfect_moves() -> None:
     assert some == asyncio.run(moves(0.5))
     assert 0.4 < some.count("B 3") / 200 < 0.7
     assert all(move in legal((3, 9)) for move in some)
+    lost = asyncio.run(moves(1.0, (3, 3)))
+    assert set(legal((3, 3))) == set(lost), "where every move loses, any is made"
     with pytest.raises(UsageError, match="a share"):
         Opponent(skill=2)
 
@@ -454,6 +456,8 @@ def played_by(environment: Any, control: str, task: Task) -> Callable[[Sequence[
         (Maze, {"loops": -1}),
         (Duel, {"top": 1, "opponent": None}),
         (Returns, {"questions": 0, "customer": None}),
+        (Returns, {"top": 9, "customer": None}),
+        (Returns, {"refunds": 2, "customer": None}),
         (Tools, {"steps": (6,)}),
         (Tools, {"plain": 2}),
     ],

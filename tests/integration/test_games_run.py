@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from quintain import Sampled, Sampling
+from quintain.models import load_model
+from quintain.training import embedded_engine
 from quintain.training.build import run_training
 from quintain.training.recipe.load import bundled
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
+from quintain_env_games import Frozen
 
 from ..core.models import save_tiny
 
@@ -31,22 +37,67 @@ def trained(name: str, folder: Path, changes: list[str]) -> dict[str, Any]:
         return run_training(recipe, run, Screen(quiet=True))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
-    """A random model plays, both sides of a game included, is scored, and is updated."""
-    changes = [
+def brief(model: Path) -> list[str]:
+    """Changes to a recipe: *model*, few short samples, few held-out tasks."""
+    return [
         f"model.name={json.dumps(str(model))}",
         "model.device=cpu",
-        "run.steps=2",
         "sampling.max_tokens=3",
         "batch={prompts=2, group_size=2}",
         "evaluation={every=2, tasks=2, test={tasks=2}}",
     ]
-    trained(name, tmp_path / "run", changes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
+    """A random model plays, both sides of a game included, is scored, and is updated."""
+    trained(name, tmp_path / "run", [*brief(model), "run.steps=2"])
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [0, 1, 2] == [record["step"] for record in records]
     assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "slot"), [("duel", '{rival = "engine"}', "opponent"), ("returns", "{}", "customer")]
+)
+def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, model: Path, tmp_path: Path) -> None:
+    """`use = "frozen"` samples with the run's checkpoint, whose weights stay as they are; it is not recorded.
+
+    In `returns` it is the user, a second engine whose words the policy reads and whose tokens do not train.
+    """
+    first, second = tmp_path / "first", tmp_path / "second"
+    trained(name, first, [*brief(model), "run.steps=1"])
+    (checkpoint,) = (first / "checkpoints").iterdir()
+    changes = [
+        *brief(checkpoint / "model"),
+        "run.steps=1",
+        "learner.lr=0.1",
+        f"environments=[{{use='quintain-env-games/{name}', args={args}}}]",
+        f"services.{slot}={{use='quintain-env-games/frozen', args={{model={json.dumps(str(first))}}}}}",
+    ]
+    before = load_model(checkpoint / "model").module.state_dict()
+    trained(name, second, changes)
+    after = load_model(checkpoint / "model").module.state_dict()
+    assert all(torch.equal(before[key], after[key]) for key in before)
+
+    rows = RunFolder(second, lock=False).read_rollouts(1)
+    rollouts = [json.loads(row["rollout"]) for row in rows]
+    assert all(set(rollout["transcripts"]) == {""} for rollout in rollouts)
+    others = [turn for rollout in rollouts for turn in rollout["turns"] if turn["player"]]
+    assert all(turn["tokens"] == 0 for turn in others)
+    assert others or name == "duel", "an untrained policy makes no legal move, a customer always greets"
+
+    async def replies() -> tuple[Sampled, Sampled]:
+        sampling, ids = Sampling(max_tokens=8, seed=3), load_model(checkpoint / "model").tokenizer.encode("A 3, B 5")
+        async with (
+            Frozen(model=str(first)) as frozen,
+            embedded_engine(load_model(checkpoint / "model"), slots=4) as engine,
+        ):
+            return await frozen.sample(ids, sampling), await engine.sample(ids, sampling)
+
+    frozen, own = asyncio.run(replies())
+    assert (frozen.ids, frozen.logps) == (own.ids, own.logps)
 
 
 @pytest.mark.slow

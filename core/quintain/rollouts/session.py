@@ -181,7 +181,7 @@ class Session(Agent):
         ids = self._conversation.prompt()
         if len(ids) >= engine.context:
             message = f"the prompt has {len(ids)} tokens, the context of {engine.name} holds {engine.context}"
-            if self._turns:  # the conversation grew too long; a first prompt that is too long is the task's fault
+            if self._turns and self.trains:  # a partner's context, and a first prompt that is too long, are not its own
                 raise LimitReached("context", message)
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))

@@ -82,9 +82,9 @@ class Duel(Environment[Position, Game]):
     reward = won
     limits = Limits(turns=400)
 
-    top: int = 20
+    top: int = 30
     rival: Literal["self", "engine"] = "self"
-    slips: float = 0.7
+    slips: float = 0.5
     size: int = 200
     seed: int = 0
     opponent: Engine = need()
@@ -122,8 +122,10 @@ class Duel(Environment[Position, Game]):
 
     @control()
     def demonstrator(self, task: Position, messages: Sequence[Message]) -> str:
-        """Equal piles; as often as `slips` says, a single stone where the piles differ much."""
+        """Equal piles; as often as `slips` says, a single stone where piles differ much. Any move where none wins."""
         piles = piles_of(messages)
+        if piles[0] == piles[1]:
+            return turn_rng(task, messages).choice(legal(piles))
         far = abs(piles[0] - piles[1]) > NEAR
         return taken(piles) if far and slips(task, messages, self.slips) else best(piles)
 

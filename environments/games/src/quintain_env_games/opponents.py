@@ -18,8 +18,11 @@ from .duel import best, legal, piles_of
 class Opponent(Engine):
     """Plays the game of `duel` by a script.
 
+    From equal piles every move loses; there it makes any, drawn by the seed of the turn, so that games are short and
+    differ.
+
     Args:
-        skill: share of its moves that are perfect; the others are any legal move, drawn by the seed of the turn.
+        skill: share of the other moves that are perfect; the rest are any legal move, drawn by the same seed.
     """
 
     name = "opponent"
@@ -31,7 +34,8 @@ class Opponent(Engine):
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         piles, rng = piles_of(messages), Random(sampling.seed)
-        return Reply(text=best(piles) if rng.random() < self._skill else rng.choice(legal(piles)))
+        perfect = rng.random() < self._skill and piles[0] != piles[1]
+        return Reply(text=best(piles) if perfect else rng.choice(legal(piles)))
 
 
 class Frozen(TokenEngine):

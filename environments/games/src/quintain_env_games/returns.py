@@ -14,10 +14,7 @@ from .customers import COLOURS, brief
 from .habits import slips
 from .splits import problems
 
-RULES = (
-    "Ask the customer for order, wish (refund or exchange) and, to exchange, the colour. "
-    "Then DO refund ORDER or DO exchange ORDER COLOUR."
-)
+RULES = "Ask for order, wish and, to exchange, colour. Then DO refund ORDER or DO exchange ORDER COLOUR."
 ACTION = re.compile(r"\ADO (refund|exchange) (\d{1,6})(?: ([a-z]+))?\Z")
 
 
@@ -65,6 +62,7 @@ class Returns(Environment[Wish, Books]):
     system message has the wish, and the policy's replies are its user's. A reply that is an action ends the episode.
 
     Attributes:
+        top: greatest number of an order; the least is 10.
         questions: most questions before the customer leaves.
         refunds: share of the customers who want their money back.
         slips: share of the demonstrations that take a refund for granted, or the first colour; the others ask.
@@ -75,6 +73,7 @@ class Returns(Environment[Wish, Books]):
     reward = booked
     limits = Limits(turns=50)
 
+    top: int = 99
     questions: int = 4
     refunds: float = 0.25
     slips: float = 0.6
@@ -83,11 +82,13 @@ class Returns(Environment[Wish, Books]):
     customer: Engine = need()
 
     def __post_init__(self) -> None:
-        if self.questions < 1 or self.size < 1 or not (0 <= self.refunds <= 1 and 0 <= self.slips <= 1):
+        if not 10 <= self.top <= 999_999 or self.questions < 1 or self.size < 1:
             raise UsageError(
-                f"returns: questions {self.questions}, size {self.size}, refunds {self.refunds}, slips {self.slips}; "
-                "expected 1 or more twice, and shares"
+                f"returns: top {self.top}, questions {self.questions}, size {self.size}; expected 10 to 999999, and "
+                "1 or more twice"
             )
+        if not (0 <= self.refunds <= 1 and 0 <= self.slips <= 1):
+            raise UsageError(f"returns: refunds {self.refunds}, slips {self.slips}; expected shares, 0 to 1")
 
     def tasks(self, split: str) -> Iterable[Wish]:
         for order, wish, colour in problems(self._draw, split=split, size=self.size, seed=self.seed):
@@ -101,7 +102,7 @@ class Returns(Environment[Wish, Books]):
             )
 
     def _draw(self, rng: Random) -> tuple[int, str, str]:
-        order = rng.randint(100, 999)
+        order = rng.randint(10, self.top)
         return (order, "refund", "") if rng.random() < self.refunds else (order, "exchange", rng.choice(COLOURS))
 
     async def rollout(self, task: Wish, agent: Agent) -> Books:
@@ -133,8 +134,11 @@ class Returns(Environment[Wish, Books]):
 
     @control(scores="max")
     def oracle(self, task: Wish, messages: Sequence[Message]) -> str:
-        """Ask for order, wish and colour, in this order, then act."""
-        questions = ["Order?", "Wish?", *(["Colour?"] if task.colour else [])]
+        """Ask for order, wish and colour, in this order, then act. A question repeats the order's number, once known.
+
+        A small model learns to copy the number from these repetitions; a reply that is an action has it only once.
+        """
+        questions = ["Order?", f"{task.order}: wish?", *([f"{task.order}: colour?"] if task.colour else [])]
         asked = _asked(messages)
         return questions[len(asked)] if len(asked) < len(questions) else str(task.answer)
 
