@@ -3,7 +3,7 @@
 The server has one tool that returns its argument, so that the wire is all there is. An episode makes five calls; *at
 once* is the number of episodes, of processes where each episode has its own. CPU is the client's.
 
-    python -m benchmarks.mcp [--calls 2000] [--episodes 24]
+    python -m benchmarks.mcp [--calls 2000] [--episodes 24] [--quick]
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ def main() -> None:
     options.add_argument("--calls", type=int, default=2000)
     options.add_argument("--episodes", type=int, default=24)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--quick", action="store_true", help="100 calls, 4 episodes, one round: does it run?")
     options.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options.add_argument("--port", type=int, help=argparse.SUPPRESS)
     chosen = options.parse_args()
@@ -137,6 +138,8 @@ def main() -> None:
         return
     from mcp import StdioServerParameters
 
+    if chosen.quick:
+        chosen.calls, chosen.episodes, chosen.rounds = 100, 4, 1
     calls, episodes = chosen.calls, chosen.episodes
     stdio = StdioServerParameters(command=ECHO[0], args=ECHO[1:])
     with subprocess.Popen([*ECHO, "--port", "0"], stderr=subprocess.PIPE, text=True) as http:

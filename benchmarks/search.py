@@ -3,7 +3,7 @@
 Passages are the paragraphs of SQuAD, and mixtures of five sentences of SQuAD and GSM8K; queries are the questions of
 SQuAD. CPU seconds are of the process that searches: this one for the index, the server for MCP.
 
-    QUINTAIN_DATA=FOLDER python -m benchmarks.search [--passages 100000] [--queries 1000]
+    QUINTAIN_DATA=FOLDER python -m benchmarks.search [--passages 100000] [--queries 1000] [--quick]
 """
 
 from __future__ import annotations
@@ -99,7 +99,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--passages", type=int, default=100_000)
     options.add_argument("--queries", type=int, default=1_000)
+    options.add_argument("--quick", action="store_true", help="2,000 passages, 60 queries: does it run?")
     chosen = options.parse_args()
+    if chosen.quick:
+        chosen.passages, chosen.queries = 2_000, 60
     rows, asked = load(Path(os.environ["QUINTAIN_DATA"]), chosen.passages)
     asked = asked[: chosen.queries]
     with tempfile.TemporaryDirectory() as name:

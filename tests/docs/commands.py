@@ -25,6 +25,7 @@ COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
 CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_file"
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
+SEARCHER = "tests/integration/test_search_run.py::test_the_default_model_learns_to_search"
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
 SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
@@ -41,6 +42,7 @@ ELSEWHERE = {
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
+    "quintain train search": SEARCHER,
     "quintain train agent.toml": AGENT,
     "quintain serve arithmetic-1 --record sessions": SERVE,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,

@@ -143,6 +143,14 @@ def test_the_default_model_is_small_and_depends_on_its_seed_alone() -> None:
     assert not torch.equal(model.get_input_embeddings().weight, other.get_input_embeddings().weight)
 
 
+def test_the_spread_of_the_initial_weights_is_a_setting() -> None:
+    """Of the same draws; 0.02 without it."""
+    plain, wide = build_model(3), build_model(3, initializer_range=0.1)
+    one, other = (m.get_input_embeddings().weight for m in (plain, wide))
+    assert 0.02 == pytest.approx(one.std().item(), rel=0.02)
+    torch.testing.assert_close(other, 5 * one)
+
+
 def test_building_leaves_the_global_random_state_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)

@@ -59,7 +59,7 @@ class DefaultModel(WarmStart, ModelSource):
         warmup_steps: updates over which the learning rate rises.
         batch: examples per update.
         tasks: of ``dev`` for each environment, at most.
-        model: sizes of the network: hidden, layers, heads, kv_heads, head_dim, intermediate.
+        model: sizes of the network: hidden, layers, heads, kv_heads, head_dim, intermediate; and initializer_range.
     """
 
     def load(self, request: ModelRequest) -> LoadedModel:

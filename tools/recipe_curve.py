@@ -1,6 +1,6 @@
-"""Draw docs/images/code.png: held-out accuracy and reward of runs of the recipe `code`, one line each.
+"""Draw docs/images/NAME.png: held-out accuracy and reward of runs of a recipe, one line each.
 
-python tools/code_curve.py runs/code-0 runs/code-1 runs/code-2
+python tools/recipe_curve.py code runs/code-0 runs/code-1 runs/code-2
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 from quintain_viewer import COLOURS, render_png
 
-PLACE = Path(__file__).resolve().parent.parent / "docs" / "images" / "code.png"
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 
 
-def main(folders: list[str]) -> None:
-    """Read the metrics of *folders* and write the picture."""
+def main(name: str, *folders: str) -> None:
+    """Read the metrics of *folders* and write the picture *name*."""
     runs = {Path(f).name: (Path(f) / "metrics.jsonl").read_text().splitlines() for f in folders}
-    records = {name: [json.loads(line) for line in lines] for name, lines in runs.items()}
+    records = {run: [json.loads(line) for line in lines] for run, lines in runs.items()}
 
     def paint(figure: Any) -> None:
         left, right = figure.subplots(1, 2)
-        for colour, (name, rows) in zip(COLOURS, records.items(), strict=False):
+        for colour, (run, rows) in zip(COLOURS, records.items(), strict=False):
             held = [(row["step"], row["held_out.accuracy"]) for row in rows if "held_out.accuracy" in row]
-            left.plot(*zip(*held, strict=True), color=colour, marker="o", markersize=3, label=name)
+            left.plot(*zip(*held, strict=True), color=colour, marker="o", markersize=3, label=run)
             reward = [(row["step"], row["reward.mean"]) for row in rows if "reward.mean" in row]
             right.plot(*zip(*reward, strict=True), color=colour)
         left.set_title("held-out accuracy (dev)")
@@ -34,9 +34,10 @@ def main(folders: list[str]) -> None:
             panel.set_ylim(0, 1)
         left.legend()
 
-    PLACE.write_bytes(render_png(paint, size=(8, 3)))
-    print(PLACE)
+    place = IMAGES / f"{name}.png"
+    place.write_bytes(render_png(paint, size=(8, 3)))
+    print(place)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -1,0 +1,163 @@
+"""The recipe `search`: demonstrations, rollouts and evaluation call the real MCP server, a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain import Reply, ToolCall
+from quintain.errors import InfrastructureError
+from quintain.evaluation import evaluate
+from quintain.testing import ScriptedEngine
+from quintain.training.build import run_training
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+from quintain_env_search import Search, SearchServer
+from quintain_mcp import Mcp, McpServer
+
+from ..plugins.mcp_servers import processes_of
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+
+
+def trained(folder: Path, changes: list[str]) -> list[dict[str, Any]]:
+    """The metrics of a run of the recipe with *changes*, step by step."""
+    recipe = Recipe.parse(bundled("search"), changes)
+    with RunFolder.create(folder, recipe.to_toml()) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+TINY = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32}"
+
+
+def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One update on demonstrations, then two on rewards; calls reach the server, whose tools are in the checkpoint."""
+    called: list[str] = []
+    from quintain_mcp.client import McpSession
+
+    call = McpSession.call
+
+    async def counted(self: McpSession, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
+        result = await call(self, name, arguments)
+        called.append(result.text)
+        return result
+
+    monkeypatch.setattr(McpSession, "call", counted)
+    changes = [
+        f"model.start.args={{max_steps=1, check_every=1, batch=2, tasks=2, model={TINY}}}",
+        "model.device=cpu",
+        "environments.0.args.pilots=100",
+        "services.search.args={pilots=100}",
+        "run.steps=2",
+        "sampling.max_tokens=4",
+        "batch={prompts=2, group_size=2}",
+        "evaluation={every=2, tasks=2, test={tasks=2}}",
+    ]
+    records = trained(tmp_path / "run", changes)
+    assert [0, 1, 2] == [record["step"] for record in records]
+    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
+    assert len(called) >= 256, "the warm start shuffles 256 demonstrations, most of which search"
+    states = [p.read_text() for p in sorted((tmp_path / "run" / "checkpoints").glob("*/state.json"))]
+    assert states
+    assert all('"search"' in state and '"open"' in state for state in states)
+
+
+@pytest.mark.slow
+def test_the_default_model_learns_to_search(tmp_path: Path) -> None:
+    """`quintain train search` with a cold cache, 15 of its steps: held-out success rises by at least 15 points."""
+    records = trained(tmp_path / "run", ["run.steps=15", "evaluation.every=5"])
+    curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    assert curve[0] < 0.7
+    assert max(curve[-2:]) >= curve[0] + 0.15, curve
+
+
+def squad(path: Path) -> Path:
+    """Five articles with one paragraph and one question each, in the format of SQuAD."""
+    articles = []
+    for i, city in enumerate(("Rome", "Oslo", "Lima", "Kyiv", "Cork")):
+        question = {"id": str(i), "question": f"Which city has number {i}?", "answers": [{"text": city}]}
+        articles.append({"title": f"T{i}", "paragraphs": [{"context": f"{city} has number {i}.", "qas": [question]}]})
+    path.write_text(json.dumps({"data": articles}))
+    return path
+
+
+def test_a_server_that_dies_is_a_failure_and_no_zero(tmp_path: Path) -> None:
+    """The episode before its death scores 1, the one after it has no outcome and counts as failed."""
+    data = squad(tmp_path / "squad.json")
+    command = (sys.executable, "-m", "quintain_env_search", "--data", str(data))
+    server = McpServer(command=command, fence=False, restarts=0, pass_env=("QUINTAIN_CACHE",))
+
+    async def play() -> Any:
+        async with Mcp(servers={"search": server}) as mcp:
+            environment = Search(data=str(data), search=mcp)
+            task = next(iter(environment.tasks("dev")))
+            search = Reply(text="", calls=(ToolCall(name="search", arguments={"query": task.prompt}),))
+            replies = [search, f"<answer>{task.answer}</answer> [{task.hops[-1].passage}]"]
+
+            async def episode() -> Any:
+                engine = ScriptedEngine(replies=replies)
+                return await evaluate(environment, engine, split="dev", tasks=[task], services={"search": mcp})
+
+            before = await episode()
+            for pid in processes_of(str(data)):
+                os.kill(pid, signal.SIGKILL)
+            return before, await episode()
+
+    before, after = asyncio.run(play())
+    assert 1.0 == before.groups[0].rollouts[0].outcome.total
+    (rollout,) = after.groups[0].rollouts
+    assert "infrastructure_error" == rollout.termination.kind
+    assert not rollout.valid
+    assert rollout.outcome is None
+    assert after.accuracy is None
+
+
+def test_each_episode_has_a_session_of_its_own() -> None:
+    """One for each attempt, left when the episode ends, whether or not the policy called a tool."""
+    events: list[str] = []
+
+    class Counted(SearchServer):
+        @asynccontextmanager
+        async def session(self, *servers: str) -> AsyncIterator[Any]:
+            events.append("enter")
+            try:
+                async with super().session(*servers) as session:
+                    yield session
+            finally:
+                events.append("leave")
+
+    async def play() -> Any:
+        async with Counted(pilots=100) as mcp:
+            environment = Search(pilots=100, search=mcp)
+            tasks = list(environment.tasks("dev"))[:3]
+            engine = ScriptedEngine(replies="<answer>unknown</answer>")
+            return await evaluate(environment, engine, split="dev", tasks=tasks, services={"search": mcp})
+
+    done = asyncio.run(play())
+    assert 0.0 == done.accuracy.value
+    assert 3 == events.count("enter") == events.count("leave")
+
+
+def test_a_server_that_does_not_start_refuses_the_run(tmp_path: Path) -> None:
+    """Its corpus is missing: no step is taken, and the error names the file."""
+    changes = [f"services.search.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}", "run.steps=1"]
+    with pytest.raises(InfrastructureError, match=r"gone\.json"):
+        trained(tmp_path / "run", changes)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
