@@ -363,3 +363,61 @@ def test_no_zombie_is_left_to_the_system() -> None:
     own = [line for line in listing.splitlines()[1:] if line.split()[0] == str(os.getpid())]
     assert not [line for line in own if line.split()[1].startswith("Z")]
     assert Path("/proc/self").exists()
+
+
+def test_drain_waits_until_a_program_reads(sandbox: Bubblewrap) -> None:
+    """What a program does not read stays counted; it reads, and nothing is left to wait for."""
+    code = """
+import os, time
+os.read(0, 1)
+print("late", flush=True)
+time.sleep(3)
+left = (1 << 22) - 1
+while left:
+    left -= len(os.read(0, left))
+print("all", flush=True)
+os.read(0, 1)
+"""
+
+    async def conversation(program: RunningProgram) -> bytes:
+        await program.drain()
+        await program.write(bytes(1 << 22))
+        assert b"late\n" == await program.read_line(seconds=20)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(program.drain(1 << 20), 0.3)
+        await program.drain(1 << 22)
+        await asyncio.gather(program.drain(1 << 20), program.drain(0))
+        return await program.read_line(seconds=20)
+
+    assert b"all\n" == talk(sandbox, code, conversation)[0]
+
+
+@pytest.mark.parametrize("code", ["import os; os.close(0); print(1, flush=True); input()", "print(1, flush=True)"])
+def test_what_nobody_will_read_is_not_kept(sandbox: Bubblewrap, code: str) -> None:
+    """A program that closes its standard input, or ends, leaves nobody waiting and no bytes behind."""
+
+    async def conversation(program: RunningProgram) -> int:
+        await program.read_line(seconds=20)
+        for _ in range(64):
+            await program.write(bytes(1 << 20))
+            await asyncio.wait_for(program.drain(0), 20)
+        return program._unsent + sum(map(len, program._input))
+
+    assert 0 == talk(sandbox, code, conversation)[0]
+
+
+def test_unread_bounds_what_waits_and_not_the_sum(sandbox: Bubblewrap) -> None:
+    """More than the limit passes where it is read in time; unread output above the bound ends the program."""
+    code = "for i in range(40): print('x' * 99_999, flush=True); input()"
+
+    async def talked(code: str) -> ProgramResult:
+        limits = ProgramLimits(seconds=30, output=1 << 16)
+        async with sandbox.start({}, ["python3", "-I", "-c", code], limits, unread=1 << 18) as program:
+            for _ in range(40):
+                if len(await program.read_line(seconds=20)) != 100_000:
+                    break
+                await program.write(b"\n")
+            return await program.wait()
+
+    assert "ok" == asyncio.run(talked(code)).status
+    assert "output" == asyncio.run(talked("print('x' * 10_000_000); input()")).status

@@ -72,7 +72,7 @@ class BestSandbox(ProbedSandbox):
                 reasons.append((name, " ".join(str(e).split()), isinstance(e, UsageError)))
                 continue
             self.chosen, self._programs, self.guarantees = service, service._programs, service.guarantees
-            self.sessions = service.sessions
+            self.sessions, self.loopback = service.sessions, service.loopback
             log.log(logging.WARNING if reasons else logging.INFO, "%s", self._choice(name, reasons))
             return self
         error = UsageError if any(unmet for _, _, unmet in reasons) else InfrastructureError

@@ -31,6 +31,7 @@ def landlock_version() -> int:
 class ConfinedSandbox(LocalSandbox):
     """A provider whose programs share the host's namespaces: each has a folder on the host and a confiner beside it."""
 
+    loopback = False
     version = 0
     """Of Landlock; 0 uses none."""
     confinement: Confinement | None = None

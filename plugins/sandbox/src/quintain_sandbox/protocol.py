@@ -43,6 +43,8 @@ class ProbedSandbox(Sandbox):
     """By axis, for all of `AXES`; filled at start."""
     sessions: bool = True
     """Whether a program in a box can see and end all others of the box, as the supervisor of a session does."""
+    loopback: bool = True
+    """Whether programs of one box reach one another, and nobody else, at 127.0.0.1."""
     start_fix: ClassVar[str] = ""
     """What to do where the machine has what the provider needs, and not even an empty program runs."""
     _programs: Programs | None = None
@@ -132,6 +134,7 @@ class ProbedSandbox(Sandbox):
         limits: ProgramLimits | None = None,
         *,
         beside: RunningProgram | None = None,
+        unread: int | None = None,
     ) -> AbstractAsyncContextManager[RunningProgram]:
         """Start *argv* as `run` does, and talk to it: ``async with sandbox.start(files, argv) as program:``.
 
@@ -142,12 +145,14 @@ class ProbedSandbox(Sandbox):
             beside: a running program whose slot this one shares, instead of waiting for a slot of its own. A caller
                 that needs two programs at one time starts the second beside the first: callers that each hold one slot
                 and wait for a second one deadlock.
+            unread: bounds the bytes of standard output that nobody has read yet, in place of ``limits.output`` for
+                all of them, for a program that talks for long.
 
         Raises:
             UsageError: as `run`.
             InfrastructureError: as `run`; also at the end of the block.
         """
-        program = Program(argv=argv, files=as_files(files), limits=as_limits(limits), interactive=True)
+        program = Program(argv=argv, files=as_files(files), limits=as_limits(limits), interactive=True, unread=unread)
         return self._started().start(program, beside)
 
     @contextlib.asynccontextmanager

@@ -54,6 +54,9 @@ class RunningProgram:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._input: deque[bytes] = deque([program.stdin] if program.stdin else ())
         self._input_ends = not program.interactive
+        self._input_refused = False
+        self._unsent = len(program.stdin)
+        self._drains: list[tuple[int, asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._stop: Literal["closed", "stopped"] | None = None
         self._out = bytearray()
         self._searched = 0
@@ -74,8 +77,25 @@ class RunningProgram:
         with self._lock:
             if self._input_ends:
                 raise UsageError("the standard input of the program is closed; write before end_input()")
+            if self._input_refused or self._result.done():
+                return
             self._input.append(data)
+            self._unsent += len(data)
         self._notify()
+
+    async def drain(self, most: int = LINE) -> None:
+        """Wait until at most *most* of the bytes that were written have not reached its standard input.
+
+        Returns, too, when it closed its standard input or ended. A caller that writes without bound to a program that
+        need not read awaits this after each write.
+        """
+        with self._lock:
+            if self._unsent <= most or self._result.done():
+                return
+            loop = asyncio.get_running_loop()
+            drained = loop.create_future()
+            self._drains.append((most, loop, drained))
+        await drained
 
     async def end_input(self) -> None:
         """Close its standard input after what was written."""
@@ -202,6 +222,8 @@ class RunningProgram:
             else:
                 self._result.set_result(outcome)
             self._tell_reader()
+            self._input.clear()
+            self._sent(self._unsent)
 
     def _tell_reader(self) -> None:
         if self._reader is not None:
@@ -209,8 +231,22 @@ class RunningProgram:
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 loop.call_soon_threadsafe(_resolve, came)
 
+    def _sent(self, size: int) -> None:
+        """Count bytes that reached its standard input, or never will. The caller holds the lock."""
+        self._unsent -= size
+        still = []
+        for most, loop, drained in self._drains:
+            if self._unsent > most:
+                still.append((most, loop, drained))
+                continue
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                loop.call_soon_threadsafe(_resolve, drained)
+        self._drains = still
+
     def _live(self, box: Box) -> ProgramResult:
         self._box = box
+        with self._lock:
+            self._unsent += len(box.preamble)
         self._opened.set_result(None)
         pump = _Pump(self, box)
         ended_by = pump.until_end()
@@ -233,6 +269,18 @@ class RunningProgram:
         """The next piece for standard input, and whether it ends after it. For the thread."""
         with self._lock:
             return (self._input.popleft() if self._input else b""), self._input_ends and not self._input
+
+    def _count_sent(self, size: int) -> None:
+        """Count bytes that reached its standard input. For the thread."""
+        with self._lock:
+            self._sent(size)
+
+    def _refuse_input(self) -> None:
+        """Drop what waits for standard input, and what comes, because the program closed it. For the thread."""
+        with self._lock:
+            self._input_refused = True
+            self._input.clear()
+            self._sent(self._unsent)
 
     def _take_stop(self) -> Literal["closed", "stopped"] | None:
         """Whether to kill it. For the thread."""
@@ -338,11 +386,14 @@ class _Pump:
                     self._pending = memoryview(data)
                 if not self._pending:
                     break
-                self._pending = self._pending[os.write(self._box.stdin, self._pending[:CHUNK]) :]
+                written = os.write(self._box.stdin, self._pending[:CHUNK])
+                self._pending = self._pending[written:]
+                self._running._count_sent(written)
         except BlockingIOError:
             full = True
         except OSError:  # the program closed its standard input
             self._pending, self._input_ends = memoryview(b""), True
+            self._running._refuse_input()
         if full != self._writes:
             self._writes = full
             if full:
