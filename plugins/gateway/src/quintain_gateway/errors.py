@@ -41,3 +41,8 @@ def invalid(message: str, param: str | None = None, code: str = "invalid_value")
 def unsupported(param: str, message: str) -> ApiError:
     """400: the request asks for what the gateway does not do."""
     return ApiError(400, "unsupported_parameter", message, param=param)
+
+
+def too_large(most: int) -> ApiError:
+    """413: the body is larger than *most* bytes."""
+    return ApiError(413, "request_too_large", f"the body is larger than {most:,} bytes")

@@ -44,6 +44,7 @@ class Gateway(Service):
         max_bytes: int = 16_000_000,
     ) -> None:
         self._server = Server(host=host, port=port, remote=remote, max_bytes=max_bytes)
+        self.max_bytes = max_bytes
         self._concurrency, self._queue = concurrency, queue
 
     @property

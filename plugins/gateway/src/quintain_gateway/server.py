@@ -5,27 +5,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
-import json
-import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 from aiohttp import web
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
-from . import chat, responses
+from . import api
 from .endpoint import Endpoint, over
-from .errors import ApiError
-from .fields import parsed
+from .errors import ApiError, too_large
 
 MOST_ENDED = 100_000
 """Keys of ended episodes that are remembered, for a clearer error."""
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -85,10 +80,7 @@ class Server:
 
     async def __aenter__(self) -> Self:
         app = web.Application(client_max_size=self._max_bytes)
-        app.router.add_post("/v1/chat/completions", self._guarded(self._chat))
-        app.router.add_post("/v1/responses", self._guarded(self._responses))
-        app.router.add_get("/v1/models", self._guarded(self._models))
-        app.router.add_route("*", "/{path:.*}", self._guarded(self._unknown))
+        app.router.add_route("*", "/{path:.*}", self._handle)
         # A client that goes away cancels its handler, and with it the sampling.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await runner.setup()
@@ -108,63 +100,28 @@ class Server:
             await self._runner.cleanup()
             self._runner = None
 
-    def _guarded(self, handler: Handler) -> Handler:
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            try:
-                return await handler(request)
-            except ApiError as e:
-                return web.json_response(e.body, status=e.status, headers=e.headers)
-            except web.HTTPRequestEntityTooLarge:
-                message = f"the body is larger than {self._max_bytes:,} bytes"
-                error = ApiError(413, "request_too_large", message)
-                return web.json_response(error.body, status=413, headers=error.headers)
-
-        return guarded
-
     def check(self, request: web.Request) -> None:
         """Raise an `ApiError` for a request that must not be answered, whatever its key."""
 
-    async def _endpoint(self, request: web.Request) -> Endpoint:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            response = await self._answer(request)
+        except ApiError as e:
+            response = api.ApiResponse.of(e)
+        except web.HTTPRequestEntityTooLarge:
+            response = api.ApiResponse.of(too_large(self._max_bytes))
+        if response.events is not None:
+            return await _streamed(request, response)
+        return web.Response(body=response.body, status=response.status, headers=response.headers)
+
+    async def _answer(self, request: web.Request) -> api.ApiResponse:
+        method = "GET" if request.method == "HEAD" else request.method
+        api.route(method, request.path)
         self.check(request)
-        scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-        if scheme.lower() != "bearer" or not key.strip():
-            raise ApiError(401, "missing_api_key", "send the key of the episode as `Authorization: Bearer KEY`")
-        return await self.endpoint_for(key.strip())
-
-    async def _opened(self, request: web.Request) -> tuple[Endpoint, Mapping[str, Any]]:
-        """The endpoint and the body of a request."""
-        endpoint = await self._endpoint(request)
-        if request.content_type != "application/json":  # also what a page in a browser could send unasked
-            raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: application/json")
-        return endpoint, parsed(await request.read())
-
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        endpoint, body = await self._opened(request)
-        asked = chat.request_of(body)
-        answers = await endpoint.submit(asked)
-        response_id = secrets.token_hex(12)
-        if asked.stream:
-            return await _streamed(request, (f"data: {d}\n\n" for d in chat.stream(asked, answers, response_id)))
-        return _json(chat.response(asked, answers, response_id))
-
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        endpoint, body = await self._opened(request)
-        asked = responses.request_of(body, endpoint.histories)
-        (answer,) = await endpoint.submit(asked)
-        response_id = f"resp_{secrets.token_hex(12)}"
-        responses.remember(endpoint.histories, response_id, asked, answer)
-        if asked.stream:
-            return await _streamed(request, responses.stream(body, asked, answer, response_id))
-        return _json(responses.response(body, asked, answer, response_id))
-
-    async def _models(self, request: web.Request) -> web.StreamResponse:
-        await self._endpoint(request)
-        rows = [{"id": m, "object": "model", "created": 0, "owned_by": "quintain"} for m in self.models]
-        return _json({"object": "list", "data": rows})
-
-    async def _unknown(self, request: web.Request) -> web.StreamResponse:
-        known = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models"
-        raise ApiError(404, "unknown_url", f"no {request.method} {request.path} here; there are {known}")
+        endpoint = await self.endpoint_for(api.bearer(request.headers.get("Authorization", "")))
+        body = await request.read()
+        asked = api.ApiRequest(method=method, path=request.path, content_type=request.content_type, body=body)
+        return await api.answer(endpoint, asked, self.models)
 
 
 def is_loopback(host: str) -> bool:
@@ -181,15 +138,10 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _json(value: Any) -> web.Response:
-    return web.Response(body=json.dumps(value).encode(), content_type="application/json")
-
-
-async def _streamed(request: web.Request, events: Iterator[str]) -> web.StreamResponse:
-    """Server-sent events. The turn is complete before the first one, so that a failure still has its status."""
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+async def _streamed(request: web.Request, response: api.ApiResponse) -> web.StreamResponse:
+    stream = web.StreamResponse(headers=response.headers)
     await stream.prepare(request)
-    for event in events:
+    for event in response.events or ():
         await stream.write(event.encode())
     with suppress(ConnectionError, asyncio.IncompleteReadError):
         await stream.write_eof()

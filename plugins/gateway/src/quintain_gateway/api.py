@@ -1,0 +1,114 @@
+"""The API of one endpoint apart from the wire: a request in, a response out."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import chat, responses
+from .endpoint import Endpoint
+from .errors import ApiError
+from .fields import parsed
+
+PATHS = {
+    "/v1/chat/completions": "POST",
+    "/v1/responses": "POST",
+    "/v1/models": "GET",
+}
+"""What is served, with the method of each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiRequest:
+    """A request whose sender is known to have the endpoint's key; *path* has no query."""
+
+    method: str
+    path: str
+    content_type: str = ""
+    body: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiResponse:
+    """What the client gets; *events* in place of *body* for a stream of server-sent events."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    events: Iterator[str] | None = None
+
+    @classmethod
+    def of(cls, error: ApiError) -> ApiResponse:
+        """The response that tells of *error*."""
+        headers = {"Content-Type": "application/json; charset=utf-8", **error.headers}
+        return cls(status=error.status, headers=headers, body=json.dumps(error.body).encode())
+
+
+def route(method: str, path: str) -> None:
+    """Raise an `ApiError` for what is not served."""
+    if PATHS.get(path) != method:
+        served = ", ".join(f"{method} {path}" for path, method in PATHS.items())
+        raise ApiError(404, "unknown_url", f"no {method} {path} here; there are {served}")
+
+
+def bearer(authorization: str) -> str:
+    """The key in a header ``Authorization``.
+
+    Raises:
+        ApiError: there is none.
+    """
+    scheme, _, key = authorization.partition(" ")
+    if scheme.lower() != "bearer" or not key.strip():
+        raise ApiError(401, "missing_api_key", "send the key of the episode as `Authorization: Bearer KEY`")
+    return key.strip()
+
+
+async def answer(endpoint: Endpoint, request: ApiRequest, models: Sequence[str] = ("default",)) -> ApiResponse:
+    """The response of *endpoint* to a request; cancelling the call cancels the sampling.
+
+    Args:
+        models: names that ``GET /v1/models`` lists.
+
+    Raises:
+        ApiError: what the client is told instead.
+    """
+    route(request.method, request.path)
+    if request.path == "/v1/models":
+        rows = [{"id": m, "object": "model", "created": 0, "owned_by": "quintain"} for m in models]
+        return _json({"object": "list", "data": rows})
+    if request.content_type.partition(";")[0].strip().lower() != "application/json":
+        # What a page in a browser could send unasked is refused with the rest.
+        raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: application/json")
+    body = parsed(request.body)
+    return await (_chat if request.path == "/v1/chat/completions" else _responses)(endpoint, body)
+
+
+async def _chat(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
+    asked = chat.request_of(body)
+    answers = await endpoint.submit(asked)
+    response_id = secrets.token_hex(12)
+    if asked.stream:
+        return _stream(f"data: {data}\n\n" for data in chat.stream(asked, answers, response_id))
+    return _json(chat.response(asked, answers, response_id))
+
+
+async def _responses(endpoint: Endpoint, body: Mapping[str, Any]) -> ApiResponse:
+    asked = responses.request_of(body, endpoint.histories)
+    (reply,) = await endpoint.submit(asked)
+    response_id = f"resp_{secrets.token_hex(12)}"
+    responses.remember(endpoint.histories, response_id, asked, reply)
+    if asked.stream:
+        return _stream(responses.stream(body, asked, reply, response_id))
+    return _json(responses.response(body, asked, reply, response_id))
+
+
+def _json(value: Any) -> ApiResponse:
+    return ApiResponse(headers={"Content-Type": "application/json"}, body=json.dumps(value).encode())
+
+
+def _stream(events: Iterator[str]) -> ApiResponse:
+    """Server-sent events. The turn is complete before the first one, so that a failure still has its status."""
+    return ApiResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}, events=events)
