@@ -29,6 +29,7 @@ SEARCHER = "tests/integration/test_search_run.py::test_the_default_model_learns_
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
 SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
+BOXED = "tests/environments/test_agent_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
 MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "quintain train code": FUNCTIONS,
     "quintain train search": SEARCHER,
     "quintain train agent.toml": AGENT,
+    "quintain train boxed.toml": BOXED,
     "quintain serve arithmetic-1 --record sessions": SERVE,
     "quintain-code check --data rows.jsonl --out left-out.json": CHECKED,
     "quintain compare --algorithms dr_grpo grpo rloo --seeds 0 1 2 --steps 40": COMPARED,

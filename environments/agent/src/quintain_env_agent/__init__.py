@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from .environment import AgentProgram, Answer, right_answer
+from .sandboxed import SandboxedAgent
 
-__all__ = ["AgentProgram", "Answer", "right_answer"]
+__all__ = ["AgentProgram", "Answer", "SandboxedAgent", "right_answer"]

@@ -136,15 +136,16 @@ class AgentProgram(Environment[Task, Answer]):
     async def _run(self, task: Task, endpoint: Endpoint) -> Answer:
         prompt = _text(task)
         argv = [word.replace("{prompt}", prompt.replace("\0", "")) for word in self.argv]
-        variables = {**(self.variables or {}), **endpoint.environment}
-        ended = await processes.run(
-            argv, prompt.encode("utf-8", "replace"), variables, most=self.max_output, result_file=self.result_file
-        )
+        ended = await self._program(argv, prompt.encode("utf-8", "replace"), endpoint)
         if ended.status != 0:
             said = ended.stderr.strip().splitlines()[-1:] or ["it wrote nothing to standard error"]
             raise self._fault(f"the agent's program exited with status {ended.status}: {said[0][:300]}", endpoint)
         answer = ended.file if self.result_file else ended.stdout
         return Answer(answer=answer.strip(), stdout=ended.stdout, stderr=ended.stderr)
+
+    async def _program(self, argv: Sequence[str], stdin: bytes, endpoint: Endpoint) -> processes.Ended:
+        variables = {**(self.variables or {}), **endpoint.environment}
+        return await processes.run(argv, stdin, variables, most=self.max_output, result_file=self.result_file)
 
     def _fault(self, message: str, endpoint: Endpoint) -> Exception:
         by_policy = self.crash == "policy" and endpoint.turns
