@@ -317,12 +317,14 @@ def test_the_command_builds_an_image_once(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_package_that_is_not_installed_is_refused() -> None:
     """The image takes what this machine has."""
+    image()  # skips where there is no engine
     with pytest.raises(UsageError, match="pip install no-such-package"):
         build_image("quintain-sandbox", ["no-such-package"], progress=lambda line: None)
 
 
 def test_an_image_has_packages_that_are_asked_for() -> None:
     """With what they require, found by `-I`, too."""
+    image()  # skips where there is no engine
     report = build_image("quintain-sandbox-tests", ["pytest"], progress=lambda line: None)
     service = started("docker", slots=1, warm=0, image=report["image"])
     code = b"def test(): assert 6 * 7 == 42"
