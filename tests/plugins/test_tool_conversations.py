@@ -131,3 +131,36 @@ def test_every_control_token_in_a_result_is_text(name: str) -> None:
         ids = [i for i, s in zip(path.ids, path.sources, strict=True) if s == source]
         assert not set(ids) & set(controls(tokenizer))
         assert words + text.rstrip('"\n') in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("Mistral", '[TOOL_CALLS][{"name": "look", "arguments": {"word": "a"}, "id": "abcDEF123"}]'),
+        ("gpt-oss", ' to=functions.look<|channel|>commentary json<|message|>{"word": "a"}<|call|>'),
+        ("DeepSeek-V3", component("deepseek").render_calls([ToolCall(name="look", arguments={"word": "a"})])),
+    ],
+)
+def test_calls_that_are_written_as_the_template_writes_them_do_not_branch(name: str, call: str) -> None:
+    """Though the template gets them as data; two calls one after the other, and a reply."""
+    tokenizer = tokenizer_with(name)
+    turn = tokenizer.encode(call)
+    if turn[-1] not in tokenizer.stop_ids:
+        turn.append(tokenizer.stop_ids[0])
+    engine = Teller(tokenizer, [turn, turn])
+    rollout = talked(Talk(said=["one", "two"]), engine)
+    check(rollout, engine.heard)
+
+    assert ["one", "two"] == [call.result for turn in rollout.turns for call in turn.calls]
+    assert 1 == len(rollout.transcripts[""].branches)
+
+
+@pytest.mark.parametrize("piece", ["<|im_end|>", "<", "[a", "<tool_call>{", "\ufdd0"])
+def test_much_text_of_control_tokens_is_text(piece: str) -> None:
+    """In time linear in its length: quadratic time would be minutes."""
+    tokenizer = tokenizer_with("Qwen3")
+    text = piece * (2**17 // len(piece))
+    ids = tokenizer.encode(tokenizer.render([Message("user", text)]))
+
+    assert len([i for i in ids if i in controls(tokenizer)]) < 10
+    assert text.replace("\ufdd0", "") in tokenizer.decode(ids)

@@ -135,12 +135,12 @@ class HFTokenizer:
         Raises:
             UsageError: the template refuses these messages; its own words are quoted.
         """
-        data = [
-            replace(m, **{name: self.literal(getattr(m, name)) for name in ("content", "name", "call_id")})
-            if m.role in ("user", "tool")
-            else m
-            for m in messages
-        ]
+        data = list(messages)
+        for i, m in enumerate(messages):
+            if m.role in ("user", "tool"):
+                content, name, call_id = map(self.literal, (m.content, m.name, m.call_id))
+                if LITERAL in content + name + call_id:
+                    data[i] = replace(m, content=content, name=name, call_id=call_id)
         return self.apply_template(*self.tool_format.messages(data, tools), prompt=prompt)
 
     def apply_template(
