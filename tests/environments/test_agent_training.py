@@ -1,8 +1,9 @@
-"""Training through the gateway with an agent of a framework that knows nothing of Quintain."""
+"""docs/agents.md: training through the gateway with an agent of a framework that knows nothing of Quintain."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -23,13 +24,23 @@ SMALL = {
 }
 
 
+def test_each_way_is_shown_in_less_than_sixty_lines() -> None:
+    """Files and commands of a section: the program, its tasks, the recipe, what to type."""
+    text = page("docs/agents.md").text
+    sections = text.split("\n## ")[1:]
+    shown = [re.findall(r"^```(?:python|toml|bash)\n(.*?)^```", section, re.M | re.S) for section in sections]
+
+    assert len(sections) == 2
+    assert all(0 < sum(block.count("\n") for block in blocks) < 60 for blocks in shown)
+
+
 @pytest.mark.slow
 def test_the_page_shows_a_recipe_that_trains(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The files of docs/gateway.md with a tiny model in place of the default one: two steps, every rollout valid."""
+    """The files of docs/agents.md with a tiny model in place of the default one: two steps, every rollout valid."""
     pytest.importorskip("agents", reason="openai-agents is not installed (extra dev)")
-    for block in page("docs/gateway.md").blocks:
+    for block in page("docs/agents.md").blocks:
         if block.file:
             (tmp_path / block.file).write_text(block.text)
     save_tiny(tmp_path / "model", context=128)
