@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from quintain.cli import main
+from quintain.training.recipe.load import bundled
 
 from ..core.models import save_tiny
 from ..docs.pages import page
@@ -32,6 +33,11 @@ def test_each_way_is_shown_in_less_than_sixty_lines() -> None:
 
     assert len(sections) == 2
     assert all(0 < sum(block.count("\n") for block in blocks) < 60 for blocks in shown)
+
+
+def test_the_recipe_of_search_is_the_bundled_one() -> None:
+    """The page shows it whole."""
+    assert bundled("search") in [block.text for block in page("docs/agents.md").blocks]
 
 
 @pytest.mark.slow
