@@ -11,7 +11,7 @@ from typing import Any
 from quintain.registry.lookup import current
 from quintain.testing import EnvironmentSuite
 from quintain_code.procedural import CodeProcedural
-from quintain_env_agent import AgentProgram
+from quintain_env_agent import AgentProgram, SandboxedAgent
 from quintain_gateway import Gateway
 from quintain_sandbox import Bubblewrap
 
@@ -38,6 +38,22 @@ class TestAgentProgram(EnvironmentSuite):
     @classmethod
     def services(cls) -> Mapping[str, Any]:
         return {**super().services(), "gateway": Gateway()}
+
+
+class TestSandboxedAgent(EnvironmentSuite):
+    """The same agent as a program in a box."""
+
+    environment = SandboxedAgent
+    args = {
+        "argv": ["python3", "agent_programs.py", "plain"],
+        "files": [str(HERE / "agent_programs.py")],
+        "data": str(HERE / "agent" / "rows.jsonl"),
+    }
+    episodes = 2
+
+    @classmethod
+    def services(cls) -> Mapping[str, Any]:
+        return {**super().services(), "gateway": Gateway(), "sandbox": Bubblewrap(slots=4, enforce=())}
 
 
 def test_every_shipped_environment_has_a_suite() -> None:
