@@ -26,6 +26,7 @@ CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_
 CHECKED = "tests/environments/test_code_rows.py::test_check_lists_the_rows_that_cannot_be_used"
 FUNCTIONS = "tests/integration/test_code_run.py::test_the_default_model_learns_to_write_functions"
 SEARCHER = "tests/integration/test_search_run.py::test_the_default_model_learns_to_search"
+MAZE = "tests/integration/test_games_run.py::test_the_default_model_learns_to_play"
 SEARCH = "tests/plugins/test_mcp_search.py::test_the_page_shows_commands_that_work"
 SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_until_it_is_interrupted"
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
@@ -44,6 +45,7 @@ ELSEWHERE = {
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
     "quintain train search --seed 1": SEARCHER,
+    "quintain train maze": MAZE,
     "quintain train agent.toml": AGENT,
     "quintain train boxed.toml": BOXED,
     "quintain serve arithmetic-1 --record sessions": SERVE,
