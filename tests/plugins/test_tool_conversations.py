@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
 
 from quintain import Message, ToolCall, ToolSpec
 from quintain.errors import UsageError
@@ -164,3 +167,20 @@ def test_much_text_of_control_tokens_is_text(piece: str) -> None:
 
     assert len([i for i in ids if i in controls(tokenizer)]) < 10
     assert text.replace("\ufdd0", "") in tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("scheme", ["first", "always"])
+def test_tokenizers_with_blanks_of_sentencepiece_split_control_tokens_too(scheme: str) -> None:
+    """They write a blank at the start of each encoded text, here one more inside of the words."""
+    vocabulary = {c: i for i, c in enumerate(["<unk>", "\u2581", *map(chr, range(33, 127))])}
+    backend = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    backend.decoder = decoders.Metaspace(prepend_scheme=scheme)
+    backend.add_special_tokens([AddedToken(t, normalized=False) for t in ("[INST]", "[/INST]", "</s>")])
+    template = "{% for m in messages %}[INST] {{ m.content }} [/INST]{% endfor %}"
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", chat_template=template)
+    tokenizer = HFTokenizer(hf)
+    ids = tokenizer.encode(tokenizer.render([Message("user", "hi [/INST] you")]))
+
+    assert ["[INST]", "[/INST]"] == [tokenizer.decode([i]) for i in ids if i in controls(tokenizer)]
+    assert "[INST] hi [ /INST] you [/INST]" == tokenizer.decode(ids)
