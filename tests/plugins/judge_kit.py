@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -89,6 +90,28 @@ class JudgeServer:
             yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
         finally:
             await runner.cleanup()
+
+
+@contextlib.contextmanager
+def in_thread(server: JudgeServer) -> Iterator[str]:
+    """The address of *server*, which runs in a thread: for code with an event loop of its own."""
+    loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
+    stop = asyncio.Event()
+
+    async def serve() -> None:
+        async with server.up() as address[0]:
+            ready.set()
+            await stop.wait()
+
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield address[0]
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(30)
+        loop.close()
 
 
 def judged(server: JudgeServer | Answer, use: Callable[[JudgeService], Coroutine[Any, Any, A]], **settings: Any) -> A:

@@ -137,7 +137,7 @@ def test_the_budget_stops_and_what_was_paid_for_is_cached(budget: dict[str, floa
     async def both() -> None:
         state: dict[str, Any] = {}
         async with server.up() as url:
-            with pytest.raises(BudgetSpent, match=r"args\.budget and resume"):
+            with pytest.raises(BudgetSpent, match=r"args\.budget in the recipe"):
                 await run(url, state, 20, budget=Budget(**budget))
             assert len(server.bodies) == 7 == state["spent"]["calls"]
             assert await run(url, state, 20, budget=Budget(calls=20)) == [0.5] * 20

@@ -70,15 +70,17 @@ class AnswerCache:
         row = self._run("SELECT text, prompt_tokens, new_tokens FROM answers WHERE key = ?", key).fetchone()
         return Answer(text=row[0], prompt_tokens=row[1], new_tokens=row[2]) if row else None
 
-    def put(self, key: str, answer: Answer) -> None:
-        """Keep *answer*; that of another process, if there is one, stays."""
-        self._run(
-            "INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)",
-            key,
-            answer.text,
-            answer.prompt_tokens,
-            answer.new_tokens,
-        )
+    def write(self, ledger: str, total: Spending, key: str = "", answer: Answer | None = None) -> None:
+        """Write down that *ledger* has spent *total* and, in the same transaction, keep *answer* under *key*.
+
+        An answer of another process under the same key stays.
+        """
+        self._run("BEGIN IMMEDIATE")
+        if key and answer is not None:
+            row = (key, answer.text, answer.prompt_tokens, answer.new_tokens)
+            self._run("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", *row)
+        self._run("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?)", ledger, total.calls, total.tokens, total.money)
+        self._run("COMMIT")
 
     def forget(self, key: str) -> None:
         """Drop the answer to *key*, such as one that cannot be read."""
@@ -89,10 +91,6 @@ class AnswerCache:
         row = self._run("SELECT calls, tokens, money FROM spending WHERE ledger = ?", ledger).fetchone()
         return Spending(calls=row[0], tokens=row[1], money=row[2]) if row else Spending()
 
-    def spend(self, ledger: str, total: Spending) -> None:
-        """Write down that *ledger* has spent *total*."""
-        self._run("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?)", ledger, total.calls, total.tokens, total.money)
-
     def close(self) -> None:
         """Close the file."""
         self._db.close()
@@ -101,6 +99,8 @@ class AnswerCache:
         try:
             return self._db.execute(statement, values)
         except sqlite3.Error as e:
+            if self._db.in_transaction:
+                self._db.rollback()
             raise StorageError(f"the judge's cache {self.path} failed ({e}); free the disk or delete the file") from e
 
 

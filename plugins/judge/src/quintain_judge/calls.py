@@ -27,6 +27,7 @@ from .verdicts import UnreadableVerdict
 FORMAT = 1
 """Of the key of an answer; a change of it empties every cache."""
 LONGEST_WAIT = 60.0
+FINISH_SECONDS = 5.0
 
 
 class BudgetSpent(Interrupted):
@@ -109,6 +110,7 @@ class Caller:
         self._semaphore = asyncio.Semaphore(settings.concurrency)
         self._in_flight: dict[str, asyncio.Task[tuple[Any, str]]] = {}
         self._next_slot = 0.0
+        self._stopping = False
         self.ledger = uuid4().hex
         self.total = Spending()
         self.counts: Counter[str] = Counter()
@@ -121,6 +123,8 @@ class Caller:
 
     def close(self) -> None:
         """Close cache and recording."""
+        if self.total.calls:
+            self._cache.write(self.ledger, self.total)
         self._cache.close()
         if self._recording is not None:
             self._recording.close()
@@ -128,7 +132,7 @@ class Caller:
     def key(self, judge: str, prompt: Prompt, vote: int) -> str:
         """The key of an answer: a hash of all that decides it. *judge*: its identity, or its number in a recording."""
         s = self.settings
-        about = [FORMAT, judge, prompt.digest(), s.max_tokens, s.temperature, s.seed, vote]
+        about = [FORMAT, judge, prompt.digest, s.max_tokens, s.temperature, s.seed, vote]
         return hashlib.sha256(json.dumps(about).encode()).hexdigest()
 
     async def call(self, backend: Backend, prompt: Prompt, vote: int = 0, *, fresh: bool = False) -> tuple[Any, str]:
@@ -173,11 +177,14 @@ class Caller:
             done.exception()  # seen, also if all that waited were cancelled
 
     async def stop(self) -> None:
-        """Cancel the calls in flight."""
-        tasks = list(self._in_flight.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        """Begin no request, wait `FINISH_SECONDS` for those in flight, which are paid for, and cancel the rest."""
+        self._stopping = True
+        tasks = set(self._in_flight.values())
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=FINISH_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def _record(self, backend: Backend, prompt: Prompt, vote: int, answer: Answer) -> None:
         if self._recording is not None:
@@ -193,7 +200,7 @@ class Caller:
 
     async def _asked(self, backend: Backend, prompt: Prompt, vote: int, key: str) -> tuple[Any, str]:
         """Ask until a verdict can be read; keep its answer under *key*, unless that is empty."""
-        settings, digest = self.settings, prompt.digest()
+        settings, digest = self.settings, prompt.digest
         failure: InfrastructureError | None = None
         for attempt in range(settings.retries + 1):
             if failure is not None:
@@ -210,11 +217,11 @@ class Caller:
             messages = prompt.messages(settings.seed, attempt)
             try:
                 async with self._semaphore:
-                    self._pay(Spending(calls=1))
+                    self._begin()
                     await self._slot()
                     async with asyncio.timeout(settings.timeout):
                         answer = await backend.ask(prompt, messages, sampling)
-                self._pay(_price(answer, backend.prices))
+                self._add(_price(answer, backend.prices))
                 verdict = prompt.form.read(answer.text)
             except (TransientFailure, UnreadableVerdict) as e:
                 self.counts["unreadable"] += isinstance(e, UnreadableVerdict)
@@ -222,36 +229,42 @@ class Caller:
             except TimeoutError:
                 failure = TransientFailure(f"{backend.name} did not answer within {settings.timeout:g} s")
             else:
-                if key:
-                    self._cache.put(key, answer)
+                self._cache.write(self.ledger, self.total, key, answer)
                 self._record(backend, prompt, vote, answer)
                 return verdict
         assert failure is not None
         self.counts["failures"] += 1
+        self._cache.write(self.ledger, self.total)
         tries = settings.retries + 1
         if isinstance(failure, UnreadableVerdict):
             raise type(failure)(f"{failure} ({tries} tries)") from failure
         raise InfrastructureError(f"the judge failed {tries} times; last: {failure}") from failure
 
-    def _pay(self, amount: Spending) -> None:
-        """Add *amount* to the ledger.
+    def _begin(self) -> None:
+        """Count a request that is about to be sent.
 
         Raises:
-            BudgetSpent: it is for a further call, and a limit has been reached.
+            BudgetSpent: a limit of the budget has been reached.
+            InfrastructureError: the service stops.
         """
-        if amount.calls and (limit := self.settings.budget.spent(self.total)):
+        if self._stopping:
+            raise InfrastructureError("the judge has been stopped")
+        if limit := self.settings.budget.spent(self.total):
             raise BudgetSpent(
                 f"the judge's budget is spent ({limit}); {self.total.calls:,} calls, {self.total.tokens:,} tokens, "
-                f"money {self.total.money:.2f}. Raise [services.judge] args.budget and resume; verdicts are cached"
+                f"money {self.total.money:.2f}. Verdicts so far are cached: raise services.judge.args.budget in the "
+                "recipe of the run and continue with --resume and --force"
             )
-        self.counts["calls"] += amount.calls
+        self.counts["calls"] += 1
+        self._add(Spending(calls=1))
+
+    def _add(self, amount: Spending) -> None:
         total = self.total
         self.total = Spending(
             calls=total.calls + amount.calls,
             tokens=total.tokens + amount.tokens,
             money=total.money + amount.money,
         )
-        self._cache.spend(self.ledger, self.total)
 
     async def _slot(self) -> None:
         """Wait for the next slot of the rate."""

@@ -56,6 +56,10 @@ _INJECTIONS = {
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
 _WORD = re.compile(r"[^\W\d_]+")
 _CLUSTER = re.compile(r"[^aeiouyäöüáéíóúàèìòùâêîôû]{5,}", re.IGNORECASE)
+LONGEST = 2000
+"""Characters in which gibberish is looked for."""
+MOST_OPENERS = 30
+"""Distinct words up to which a text may be nothing but openers."""
 MOST_GIBBERISH = 0.75
 """Share of the words of at least four letters that no language would have, from which a text is gibberish."""
 
@@ -73,13 +77,14 @@ def emptiness(answer: str) -> str:
         return "no letter and no digit"
     if not _content(_MARKUP.sub(" ", text)):
         return "markup without content"
-    if not _content(_OPENERS.sub(" ", _MARKUP.sub(" ", text))):
+    every = re.findall(r"\w+", text.lower())
+    distinct = len(set(every))
+    if distinct <= MOST_OPENERS and not _content(_OPENERS.sub(" ", _MARKUP.sub(" ", text))):
         return "an opener without an answer"
-    words = [w for w in _WORD.findall(text) if w.isascii() and len(w) >= 4]
+    words = [w for w in _WORD.findall(text[:LONGEST]) if w.isascii() and len(w) >= 4]
     if words and sum(map(_unpronounceable, words)) > MOST_GIBBERISH * len(words):
         return "gibberish"
-    every = re.findall(r"\w+", text.lower())
-    if len(every) >= 20 and len(set(every)) <= 2:
+    if len(every) >= 20 and distinct <= 2:
         return "one word repeated"
     return ""
 

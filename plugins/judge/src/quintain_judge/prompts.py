@@ -13,6 +13,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from quintain import Message
 
@@ -57,6 +58,7 @@ class Prompt:
     form: Form
     longest: int = 20_000
 
+    @cached_property
     def digest(self) -> str:
         """A hash of all that the judge reads, except delimiters."""
         content = json.dumps([self.instruction, self.texts, self.form.schema(), self.form.instruction(), self.longest])
@@ -65,7 +67,7 @@ class Prompt:
     def messages(self, seed: int = 0, attempt: int = 0) -> list[Message]:
         """The conversation; *seed* and *attempt* choose the delimiter."""
         secret = f"{seed}/{attempt}".encode()
-        key = hmac.new(secret, self.digest().encode(), hashlib.sha256).hexdigest()[:16]
+        key = hmac.new(secret, self.digest.encode(), hashlib.sha256).hexdigest()[:16]
         blocks = [
             f"[BEGIN {name} {key}]\n{neutral(shortened(text, self.longest)).replace(key, '')}\n[END {name} {key}]"
             for name, text in self.texts

@@ -1,0 +1,133 @@
+"""Runs with a judge: the bundled recipe, evolving rubrics, a judge with faults, a spent budget and its resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.cli import main
+from quintain.training.build import run_training
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+
+from ..core.models import save_tiny
+from ..plugins.judge_kit import JudgeServer, in_thread, scored, texts_of
+
+RECIPE = """
+run = {{ steps = 3, name = "{name}", folder = "runs" }}
+model = {{ name = "model", device = "cpu" }}
+environments = [{{ use = "chat", reward = "rubric_score" }}]
+algorithm = {{ use = "grpo" }}
+sampling.max_tokens = 6
+batch = {{ prompts = 2, group_size = 3, retries = 2 }}
+learner.lr = 1e-3
+evaluation = {{ every = 0, test = {{ tasks = 0 }} }}
+checkpoint.every = 1
+[services.judge]
+use = "judge"
+[services.judge.args]
+base_url = "{url}"
+cache = "{name}.sqlite"
+backoff = 0.001
+gate = false
+budget = {{ calls = {calls} }}
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
+
+
+def by_hash(body: Any) -> Any:
+    """A score that depends on the texts and the criterion alone."""
+    content = json.dumps([texts_of(body), body["messages"][0]["content"].split("\n")[1]])
+    return scored(int(hashlib.sha256(content.encode()).hexdigest(), 16) % 3)
+
+
+def measures(name: str) -> list[tuple[float, ...]]:
+    """What the steps of a run have in common with those of another one that learns the same."""
+    records = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    return [tuple(r[k] for k in ("step", "reward.mean", "reward.spread", "grad_norm", "failed")) for r in records[1:]]
+
+
+def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three runs, equal to the last digit: undisturbed; every third request fails; a budget ends it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").symlink_to(model)
+    requests = 0
+
+    def faulty(body: Any) -> Any:
+        nonlocal requests
+        requests += 1
+        faults = {
+            0: (503, "down"),
+            3: scored(7),
+            6: (200, '{"choices": [{"message": {"refusal": "no"}}]}'),
+            9: (200, "?"),
+        }
+        return by_hash(body) if requests % 3 else faults.get(requests % 12, (429, ""))
+
+    def train(name: str, url: str, calls: int = 0, *options: str) -> int:
+        (tmp_path / f"{name}.toml").write_text(RECIPE.format(name=name, url=url, calls=calls))
+        return main(["train", f"{name}.toml", *options])
+
+    calm, broken = JudgeServer(by_hash), JudgeServer(faulty)
+    with in_thread(calm) as url, in_thread(broken) as broken_url:
+        assert train("calm", url, 0, "--quiet") == 0
+        paid = len(calm.bodies)
+        assert train("faulty", broken_url, 0, "--quiet") == 0
+        assert train("stopped", url, calls=paid // 2) == 130
+        said = " ".join("".join(capsys.readouterr()).split())
+        assert "the judge's budget is spent" in said and "train --resume runs/stopped" in said
+        recipe = tmp_path / "runs" / "stopped" / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace(f"calls = {paid // 2}", f"calls = {paid}"))
+        before = len(calm.bodies)
+        assert main(["train", "--resume", "runs/stopped", "--force", "--quiet"]) == 0
+    assert len(calm.bodies) - before == paid - paid // 2  # what was paid for is not paid for again
+    assert measures("calm") == measures("faulty") == measures("stopped")
+    assert [m[0] for m in measures("calm")] == [1, 2, 3] and all(m[-1] == 0 and m[2] > 0 for m in measures("calm"))
+    last = json.loads((tmp_path / "runs" / "faulty" / "judge.jsonl").read_text().splitlines()[-1])
+    assert last["step"] == 3 and last["retries"] > 0 and "failures" not in last
+
+
+def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) -> None:
+    """Two steps of the bundled recipe with a random model; the history of the rubrics is in the run folder."""
+    changes = [
+        f"model.name={json.dumps(str(model))}",
+        "model.device=cpu",
+        "run.steps=2",
+        'environments.0.shaping="evolving_rubric - rubric_score"',
+        "sampling.max_tokens=48",
+        "batch={prompts=2, group_size=6}",
+        "evaluation={every=2, tasks=2, test={tasks=2}}",
+    ]
+    recipe = Recipe.parse(bundled("chat"), changes)
+    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
+    assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
+    history = [json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()]
+    assert {row["event"] for row in history} >= {"added"} and {row["step"] for row in history} <= {1, 2}
+
+
+@pytest.mark.slow
+def test_the_default_model_learns_to_meet_rubrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quintain train chat`: held-out success rises by at least 20 points over 25 steps, through rules alone."""
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    recipe = Recipe.parse(bundled("chat"), ["run.steps=25", "evaluation.test.tasks=100"])
+    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    assert sum(curve[-2:]) / 2 >= curve[0] + 0.2, curve
