@@ -18,16 +18,17 @@ LETTERS = 64
 
 
 class NGram(TextLikelihood):
-    """Scores a text under an interpolated Kneser-Ney model of its prompt and of the text up to each token.
+    """Scores a text under an interpolated n-gram model of its prompt and of the text up to each token.
 
-    Kneser and Ney 1995, in the form of Chen and Goodman 1999 (equation 17)::
+    Absolute discounting (Ney, Essen and Kneser 1994) of sets instead of counts: S(c) are the distinct words seen after
+    the words c, and each of them counts once, however often it came::
 
-        p(w | c) = max(N(c w) - D, 0) / N(c) + D * T(c) / N(c) * p(w | c without its first word)
+        p(w | c) = (1 - D) [w in S(c)] / |S(c)| + D p(w | c without its first word)
 
-    N counts the distinct words before, so that text which repeats an earlier passage word for word changes nothing but
-    its two ends; at the highest order a continuation counts once, however often it occurs. T(c) is the number of
-    distinct words after c. Below the unigrams an unknown word is spelled with `LETTERS` equally probable letters.
-    Tokens are words and single marks, whatever the blanks between them. Ids are not accepted.
+    A single word has the probability of Kneser and Ney 1995, its number of distinct words before it as a share of all
+    such pairs, discounted by D. So text that repeats an earlier passage word for word changes nothing but its two ends.
+    An unknown word is spelled with `LETTERS` equally probable letters. Tokens are words and single marks, whatever the
+    blanks between them. Ids are not accepted.
 
     It knows no language: an improvement under it means that the prompt contains wording of the text. It is exact (its
     noise floor is 0), needs no torch, and takes a millisecond for 200 words of prompt.
@@ -66,38 +67,34 @@ class NGram(TextLikelihood):
 
 
 class _Counts:
-    """Distinct n-grams of the words so far."""
+    """The distinct n-grams of the words so far."""
 
     def __init__(self, order: int, discount: float) -> None:
         self.order, self.discount = order, discount
         self.past: list[str] = []
-        self.seen: set[tuple[str, ...]] = set()
-        # per context (up to order - 1 words): how many distinct words precede context + word, for each word
-        self.after: dict[tuple[str, ...], dict[str, int]] = defaultdict(dict)
-        self.total: dict[tuple[str, ...], int] = defaultdict(int)
+        self.after: dict[tuple[str, ...], set[str]] = defaultdict(set)  # of contexts of one word and more
+        self.before: dict[str, set[str]] = defaultdict(set)
+        self.pairs = 0
 
     def add(self, word: str) -> None:
+        left = self.past[-1] if self.past else ""
+        if left not in self.before[word]:
+            self.before[word].add(left)
+            self.pairs += 1
+        for size in range(1, min(self.order, len(self.past) + 1)):
+            self.after[tuple(self.past[-size:])].add(word)
         self.past.append(word)
-        longest = tuple(self.past[-self.order - 1 :])
-        for size in range(1, self.order + 1):
-            # An n-gram counts once for each distinct word before it, at the highest order once at all.
-            evidence = longest[-size:] if size == self.order else longest[-size - 1 :]
-            gram = longest[-size:]
-            if len(gram) < size or (key := (str(size), *evidence)) in self.seen:
-                continue
-            self.seen.add(key)
-            context = gram[:-1]
-            self.after[context][word] = self.after[context].get(word, 0) + 1
-            self.total[context] += 1
 
     def probability(self, word: str) -> float:
-        p = float(LETTERS) ** -(len(word) + 1)
-        for size in range(self.order):
-            context = tuple(self.past[len(self.past) - size :])
-            if len(context) < size or not (total := self.total.get(context, 0)):
+        p, share = float(LETTERS) ** -(len(word) + 1), self.discount
+        if self.pairs:
+            seen = len(self.before[word]) if word in self.before else 0
+            p = (max(seen - share, 0.0) + share * len(self.before) * p) / self.pairs
+        for size in range(1, min(self.order, len(self.past) + 1)):
+            followers = self.after.get(tuple(self.past[-size:]))
+            if not followers:
                 break
-            followers = self.after[context]
-            p = (max(followers.get(word, 0) - self.discount, 0.0) + self.discount * len(followers) * p) / total
+            p = (1 - share) * (word in followers) / len(followers) + share * p
         return p
 
 
