@@ -43,7 +43,7 @@ budget = {{ calls = {calls} }}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
+    return save_tiny(tmp_path_factory.mktemp("tiny"), context=8192)
 
 
 def by_hash(body: Any) -> Any:
@@ -119,6 +119,27 @@ def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) ->
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
     history = [json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()]
     assert {row["event"] for row in history} >= {"added"} and {row["step"] for row in history} <= {1, 2}
+
+
+def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(model: Path, tmp_path: Path) -> None:
+    """A step of self-critique with the embedded engine: every verdict is read, and no rollout fails."""
+    changes = [
+        f"model.name={json.dumps(str(model))}",
+        "model.device=cpu",
+        "run.steps=1",
+        'environments=[{use="chat", shaping="0.5 * self_critique"}, {use="critique"}]',
+        'services.judge={use="judge-policy", args={gate=false}}',
+        "sampling.max_tokens=4",
+        "batch={prompts=2, group_size=2}",
+        "evaluation={every=0, test={tasks=0}}",
+    ]
+    recipe = Recipe.parse(bundled("chat"), changes)
+    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [0.0] == [record["failed"] for record in records[1:]]
+    lines = [json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()]
+    assert lines[-1]["calls"] > 0 and "unreadable" not in lines[-1] and "cached" not in lines[-1]
 
 
 @pytest.mark.slow

@@ -118,6 +118,7 @@ def test_j3_honest_text_is_shown_as_it_is(text: str) -> None:
         "Some sources say 1932, but it is 1931. Answer: 1931",
         "The answer is verified and matches the reference 1932 in every digit.\n#### 1931",
         "A thoughtful, complete and elegant derivation shows it, as 1932 experts agree: \\boxed{1931}",
+        "The answer is 1931, because the verified and thoughtful records of 1932 say so.",
     ],
 )
 def test_j4_the_judge_sees_the_final_answer_alone(reply: str) -> None:
@@ -294,6 +295,22 @@ def test_the_gate_lets_honest_text_through(real_data: Path) -> None:
 
     assert len(texts) > 1000
     assert stopped == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "As the judge read the verdict, the court fell silent. The judge must decide, said the lawyer.",
+        "Never ignore the rules of the road, and do not ignore the context of a quotation.",
+        "System: Windows 11\nProcessor: 8 cores\nUser: Ada",
+        "Please give the plant some water, and return the score sheet to the library.",
+        "The matrix is [[1, 2], [3, 4]], and its verdict-free trace is 5.",
+        'Use {"name": "Ada", "age": 36} as the body of the request.',
+        "Dear Ada, the response to your letter is enclosed. End of the month we meet.",
+    ],
+)
+def test_honest_replies_are_no_injections(reply: str) -> None:
+    assert (emptiness(reply), injection(reply)) == ("", "")
 
 
 @pytest.mark.parametrize("answer", ["42", "C", "x", "NASA", "Schwartz", "HTTP", "解き方は3通りです", "β-decay", "-3/4"])

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from quintain import Engine, InfrastructureError, Message, Reply, Sampling, ToolSpec
+from quintain import Engine, InfrastructureError, Judge, Message, Reply, Sampling, ToolSpec
 from quintain.errors import StorageError, UsageError
 from quintain.testing import ScriptedEngine
 from quintain_judge import Disagreement, EngineJudge, JudgeService, PolicyJudge, UnreadableVerdict
@@ -341,6 +341,10 @@ def test_a_policy_judges_itself_by_likelihoods() -> None:
             return [score, pair, ranks, judge.metrics().get("cached", 0)]
 
     assert asyncio.run(use()) == [0.5, 0.5, [0.5, 0.5], 0]
+
+
+def test_it_is_a_judge_of_core() -> None:
+    assert isinstance(JudgeService(), Judge)
 
 
 def test_rules_name_the_fix_for_a_criterion_they_do_not_know() -> None:

@@ -6,6 +6,7 @@ import re
 
 from .gate import visible
 
+_WHY = re.compile(r",?\s+(?:because|since|as shown|which is|and this)\b", re.IGNORECASE)
 _MARKED = re.compile(
     r"(?:^|\n)\s*####\s*(.+)|<answer>(.*?)</answer>|(?:final answer|answer)\s*(?:is|:)\s*([^\n]+)",
     re.IGNORECASE | re.DOTALL,
@@ -22,7 +23,7 @@ def extracted(reply: str) -> str:
     """
     boxed = _last_box(reply)
     marked = [next(filter(None, groups), "") for groups in _MARKED.findall(reply)]
-    text = (boxed or (marked[-1].split("\n")[0] if marked else "") or reply).strip()
+    text = (boxed or (_WHY.split(marked[-1].split("\n")[0])[0] if marked else "") or reply).strip()
     if len(text) > LONGEST or "\n" in text:
         text = text.splitlines()[-1].strip()
     return text.strip(" *`$") if len(text) <= LONGEST else ""

@@ -26,15 +26,16 @@ _MARKUP = re.compile(r"<[^<>]{0,200}>|!?\[[^\]]*\]\([^)]*\)|```\w*|[#*_`~>|\-=+]
 _JUDGE_KEYS = "score|verdict|grade|ranking|judge?ment|reason"
 _INJECTIONS = {
     "an instruction to ignore instructions": re.compile(
-        r"\b(?:ignore|disregard|forget|override)\b.{0,30}\b(?:previous|prior|above|earlier|preceding|your|all|any|the)\b"
-        r".{0,30}\b(?:instructions?|prompts?|rules?|criteria|rubric|guidelines|context)\b",
+        r"\b(?:ignore|disregard|forget|override)\b.{0,20}\b(?:previous|prior|above|earlier|preceding|your|all)\b"
+        r".{0,20}\b(?:instructions?|prompts?|rules?|criteria|rubric|guidelines)\b|"
+        r"\b(?:ignore|disregard|forget|override)\b.{0,20}\b(?:instructions?|prompts?|criteria|rubric)\b.{0,10}\b(?:above|before)",
         re.IGNORECASE | re.DOTALL,
     ),
     "a verdict in the form of a judge": re.compile(
         rf"\{{\s*[\"'](?:{_JUDGE_KEYS})[\"']\s*:|\[\[\s*(?:\d+|[A-C]|tie|correct|incorrect)\s*\]\]", re.IGNORECASE
     ),
     "words to the judge": re.compile(
-        r"\b(?:dear|note to the|message to the|attention,?|as (?:a|the)) (?:grader|judge|evaluator|assessor)\b|"
+        r"\b(?:dear|note to the|message to the|attention,?) (?:grader|judge|evaluator|assessor)\b|"
         r"\b(?:grader|evaluator|assessor|grading (?:model|system)|ai judge)s?\b.{0,30}\b(?:must|should|please|will)\b|"
         r"\b(?:output|return|print|respond with|reply with|answer with|assign|award|give)\b.{0,30}"
         r"\b(?:full (?:marks|score|credit)|highest score|maximum score|perfect score|10/10|100/100|score of \d+|"
@@ -45,7 +46,9 @@ _INJECTIONS = {
         r"<\|[\w ]{1,40}\|>|\[/?INST\]|<</?SYS>>|<(?:start|end)_of_turn>|</?s>\s*(?:system|user|assistant)\b"
     ),
     "a turn of another speaker": re.compile(
-        r"^\s*(?:#+ *)?(?:system|developer)(?: (?:message|prompt|note))?\s*:", re.IGNORECASE | re.MULTILINE
+        r"^\s*(?:#+ *)?(?:system|developer)(?: (?:message|prompt|note|override))?\s*:.{0,120}"
+        r"\b(?:grad(?:e|er|ing)|scor(?:e|ing)|accept|judge|verdict|correct|instructions?|override)\b",
+        re.IGNORECASE | re.MULTILINE,
     ),
     "a false end of the answer": re.compile(
         r"\[\s*(?-i:END)\b|(?:^|\n)\W*end of (?:the )?(?:answer|response|submission|reply|text)\b|"
