@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from quintain_judge import drop_later
+
 from .library import RUNNING
 
 FILE = "rubrics.jsonl"
@@ -13,12 +15,9 @@ _folder: list[Path] = []
 
 
 def quintain_on_run_start(event: Any) -> None:
-    """Remember the folder; drop what a step wrote that the run does not have (a resume repeats it)."""
+    """Remember the folder; drop what a step wrote that the run does not have."""
     _folder[:] = [Path(event.folder)]
-    path = _folder[0] / FILE
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= event.step), encoding="utf-8")
+    drop_later(_folder[0] / FILE, event.step)
 
 
 def quintain_on_step_end(event: Any) -> None:

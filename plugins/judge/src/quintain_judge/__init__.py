@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .gate import emptiness, injection
+from .hooks import drop_later
 from .rules import check, checkable
 from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
 from .verdicts import Texts, UnreadableVerdict
@@ -17,6 +18,7 @@ __all__ = [
     "UnreadableVerdict",
     "check",
     "checkable",
+    "drop_later",
     "emptiness",
     "injection",
     "pair_prompt",

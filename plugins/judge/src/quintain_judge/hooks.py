@@ -12,9 +12,17 @@ FILE = "judge.jsonl"
 _folder: list[Path] = []
 
 
+def drop_later(path: Path, step: int) -> None:
+    """Drop the lines of a file of JSON lines that come after *step*: a resume repeats those steps."""
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        path.write_text("".join(line for line in lines if json.loads(line)["step"] <= step), encoding="utf-8")
+
+
 def quintain_on_run_start(event: Any) -> None:
     """Remember the folder, and tell the judges the first step."""
     _folder[:] = [Path(event.folder)]
+    drop_later(_folder[0] / FILE, event.step)
     for judge in RUNNING:
         judge.step = event.step + 1
 

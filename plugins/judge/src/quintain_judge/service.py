@@ -44,7 +44,12 @@ class JudgeService(Service):
     decide the criteria of `quintain_judge.rules` and no others; they need no network.
 
     Attributes:
-        base_url, model, api_key, constrain, prices, extra: the judge model, see `EndpointTable`.
+        base_url: of the judge model's server, up to and including ``/v1``; empty judges by rules.
+        model: as the server calls it; empty takes the only one that it serves.
+        api_key: name of the environment variable that holds the key.
+        constrain: how the server is held to the form of a verdict.
+        prices: per million tokens of the prompt and of the reply, for the budget of money.
+        extra: further fields of each request.
         panel: several judges instead; scores are averaged, choices need a majority.
         votes: samples per judge and question (self-consistency); above 1 with a *temperature* above 0.
         temperature: of the judge.
@@ -55,7 +60,13 @@ class JudgeService(Service):
         gate: give answers without content the lowest score without a call.
         injections: ``zero`` gives answers that speak to the judge the lowest score; ``flag`` has them judged and
             counts them.
-        concurrency, rate, retries, backoff, timeout, max_tokens, seed: see `CallSettings`.
+        concurrency: requests in flight.
+        rate: requests per second; 0 is no limit.
+        retries: after the first try of a verdict.
+        backoff: seconds before the first retry; doubles each time, with jitter.
+        timeout: seconds for one try.
+        max_tokens: of a verdict.
+        seed: of delimiters, jitter and votes.
         budget: calls, tokens and money that the run may spend; then it stops and can be resumed.
         cache: file of the answers; empty is ``$QUINTAIN_CACHE/judge.sqlite``, ``none`` keeps them in memory.
         record: append every answer to this file, for tests.
