@@ -28,19 +28,30 @@ from .common import CACHE, ROOT, Door, Worker, arguments, child_environment, sho
 TURNS = 5
 TOKENS = 16
 PIECES = ("<tool_call>", "</tool_call>", '{"name": "add", "arguments": {"x": ', ', "y": ', "}}")
+TEMPLATE = """\
+{% if tools %}<|im_start|>system
+Call a tool with <tool_call>{"name": NAME, "arguments": OBJECT}</tool_call>
+{% for tool in tools %}{{ tool | tojson }}
+{% endfor %}<|im_end|>
+{% endif %}{% for m in messages %}<|im_start|>{{ m['role'] }}
+{{ m['content'] }}{% for c in m.tool_calls or [] %}<tool_call>{"name": "{{ c.function.name }}", "arguments": \
+{{ c.function.arguments | tojson }}}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
 CALL = '<tool_call>{"name": "add", "arguments": {"x": 17, "y": 25}}</tool_call>'
 CONCURRENT = 5000
 SIDES = ("bare", "tokens", "text", "verifiers")
 
 
 def tokenizer_folder() -> Path:
-    """The tokenizer of `benchmarks.shapes` with a token for each piece of a call, as real vocabularies have."""
-    path = CACHE / "rollouts-tokenizer"
+    """The tokenizer of `benchmarks.shapes` with a token for each piece of a call, and a template that lists tools."""
+    path = CACHE / "rollouts-tokenizer-with-tools"
     if not (path / "tokenizer.json").exists():
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(shapes.folder("0.1M"))
         tokenizer.add_tokens(list(PIECES))
+        tokenizer.chat_template = TEMPLATE
         tokenizer.save_pretrained(path)
     return path
 
