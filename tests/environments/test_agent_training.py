@@ -49,7 +49,7 @@ def test_the_page_shows_a_recipe_that_trains(
     for block in page("docs/agents.md").blocks:
         if block.file:
             (tmp_path / block.file).write_text(block.text)
-    save_tiny(tmp_path / "model", context=128)
+    save_tiny(tmp_path / "model", context=1024)
     monkeypatch.chdir(tmp_path)
     sets = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
 
