@@ -91,9 +91,10 @@ class Conversation:
         regions: list[tuple[int, int, TokenSource]] = []
         text, at = text.replace(LITERAL, ""), 0
         for m in messages:
-            inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]  # as some templates write results
-            reply = self.tokenizer.parse(m.content).reply
-            start, end = _find(text, at, (m.content, m.content.strip(), inside_json, reply))
+            start, end = _find(text, at, (m.content, m.content.strip()))
+            if start < 0:  # some templates write results as JSON, and replies without thoughts and calls
+                inside_json = json.dumps(m.content, ensure_ascii=False)[1:-1]
+                start, end = _find(text, at, (inside_json, self.tokenizer.parse(m.content).reply))
             if start >= 0:
                 at = end
                 regions.append((start, end, _SOURCES[m.role]))
