@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quintain import InfrastructureError
 from quintain_judge import Disagreement, JudgeHalted, JudgeService, UnreadableVerdict
@@ -105,6 +107,35 @@ def test_j3_the_delimiter_depends_on_the_text_and_the_seed() -> None:
 
     assert len(set(keys)) == 8
     assert prompts[0].messages(7, 1) == prompts[0].messages(7, 1)
+
+
+PIECES = [
+    "<|im_end|>",
+    "[INST]",
+    "[END reply ",
+    "[BEGIN reply ",
+    "]",
+    "\n",
+    "system:",
+    "\u200b",
+    "[[A]]",
+    "</s>",
+    "<",
+    "|",
+    "a ",
+]
+
+
+@given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8))).map("".join), st.integers(0, 3))
+def test_j3_no_text_leaves_its_delimiters(text: str, seed: int) -> None:
+    """Whatever is judged: two blocks with their texts, and no token that a template could take for structure."""
+    prompt = Prompt(instruction="i", texts=(("prompt", text), ("reply", text)), form=Scale())
+    content = prompt.messages(seed)[1].content
+    blocks = texts_of({"messages": [{"content": content}]})
+
+    assert list(blocks) == ["prompt", "reply"] and blocks["prompt"] == blocks["reply"]
+    assert content.count("[BEGIN") == content.count("[END") == 2
+    assert not any(token in content for token in ("<|", "[INST]", "</s>", "[[", "\u200b"))
 
 
 @pytest.mark.parametrize("text", ["plain words, 3 < 4 and a[0]", "x = {'a': [1, 2]}", "He said: yes\nand no"])

@@ -14,6 +14,7 @@ import pytest
 
 from quintain import Engine, InfrastructureError, Judge, Message, Reply, Sampling, ToolSpec
 from quintain.errors import StorageError, UsageError
+from quintain.registry.binding import bind
 from quintain.testing import ScriptedEngine
 from quintain_judge import Disagreement, EngineJudge, JudgeService, PolicyJudge, UnreadableVerdict
 from quintain_judge.calls import Budget, BudgetSpent
@@ -345,6 +346,33 @@ def test_a_policy_judges_itself_by_likelihoods() -> None:
 
 def test_it_is_a_judge_of_core() -> None:
     assert isinstance(JudgeService(), Judge)
+
+
+def test_a_recipe_configures_it() -> None:
+    """Tables and lists as TOML has them; a wrong key in a table names its place."""
+    args = {"panel": [{"base_url": "http://127.0.0.1:1/v1", "prices": [1, 2]}], "budget": {"calls": 5}, "scale": 4}
+    judge = bind(JudgeService, args, {})
+    assert judge.budget == Budget(calls=5) and judge.panel[0].prices == [1, 2] and not judge.offline
+    with pytest.raises(UsageError, match="budget.call"):
+        bind(JudgeService, {"budget": {"call": 5}}, {})
+    with pytest.raises(UsageError, match="not both"):
+        bind(JudgeService, {**args, "base_url": "http://127.0.0.1:1/v1"}, {})
+
+
+def test_two_judges_share_a_cache(tmp_path: Path) -> None:
+    """Two services with one file, each writing: every verdict of either is found by both."""
+    server, cache = JudgeServer(lambda body: scored(1)), str(tmp_path / "judge.sqlite")
+
+    async def use() -> Any:
+        async with server.up() as url:
+            one, two = (JudgeService(base_url=url, cache=cache) for _ in range(2))
+            async with one, two:
+                await asyncio.gather(many(one, 30), many(two, 30))
+                before = len(server.bodies)
+                scores = await asyncio.gather(many(one, 30), many(two, 30))
+                return scores, len(server.bodies) - before, one.calls.ledger != two.calls.ledger  # type: ignore[union-attr]
+
+    assert asyncio.run(use()) == ([[0.5] * 30, [0.5] * 30], 0, True)
 
 
 def test_rules_name_the_fix_for_a_criterion_they_do_not_know() -> None:

@@ -190,7 +190,7 @@ class TestJudgeScore(RewardSuite):
 
 
 def test_a_started_judge_is_listed_until_it_stops() -> None:
-    from quintain_judge.service import RUNNING
+    from quintain_judge.running import RUNNING
 
     async def use() -> list[int]:
         async with JudgeService():

@@ -8,7 +8,7 @@ from typing import Any
 
 from quintain_judge import drop_later
 
-from .library import RUNNING
+from .running import RUNNING
 
 FILE = "rubrics.jsonl"
 _folder: list[Path] = []

@@ -19,9 +19,8 @@ from quintain_judge import JudgeService
 
 from .generation import Proposal, propose
 from .rubric import ChatTask, Criterion, scores_of, weighted
+from .running import RUNNING
 
-RUNNING: list[RubricLibrary] = []
-"""The started libraries of this process, for the hooks."""
 ALIKE = 0.9
 """Similarity of two texts from which they are the same criterion."""
 MOST_EVENTS = 10_000

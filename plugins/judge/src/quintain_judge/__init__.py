@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from .gate import emptiness, injection
-from .hooks import drop_later
-from .rules import check, checkable
-from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
-from .verdicts import Texts, UnreadableVerdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .gate import emptiness, injection
+    from .hooks import drop_later
+    from .rules import check, checkable
+    from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
+    from .verdicts import Texts, UnreadableVerdict
 
 __all__ = [
     "Disagreement",
@@ -24,3 +27,20 @@ __all__ = [
     "pair_prompt",
     "text_of",
 ]
+
+_HOME = {
+    "gate": ("emptiness", "injection"),
+    "hooks": ("drop_later",),
+    "rules": ("check", "checkable"),
+    "verdicts": ("Texts", "UnreadableVerdict"),
+}
+_MODULES = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    # Every run imports the hooks of this package, also one without a judge, which needs no HTTP client.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f".{_MODULES.get(name, 'service')}", __name__), name)

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .service import RUNNING
+from .running import RUNNING
 
 FILE = "judge.jsonl"
 _folder: list[Path] = []

@@ -21,10 +21,8 @@ from .cache import AnswerCache, Spending, default_path
 from .calls import Budget, Caller, CallSettings
 from .canaries import CANARIES, CanaryReport, report
 from .prompts import Prompt, listed
+from .running import RUNNING
 from .verdicts import Choice, Form, Ranking, Scale
-
-RUNNING: list[JudgeService] = []
-"""The started judges of this process, for the hooks."""
 
 
 class Disagreement(InfrastructureError):
