@@ -32,6 +32,7 @@ SERVE = "tests/plugins/test_gateway_serve.py::test_the_command_serves_a_model_un
 AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe_that_trains"
 BOXED = "tests/environments/test_agent_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
 MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
+OWN_MCP = "tests/plugins/test_mcp_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -60,6 +61,9 @@ ELSEWHERE = {
     "quintain mcp tools --command 'quintain-search-server corpus.jsonl' --json": MCP,
     "quintain mcp tools --url http://127.0.0.1:8765/mcp": MCP,
     "quintain mcp tools --recipe agent.toml": MCP,
+    "quintain mcp tools --command 'python prices.py'": OWN_MCP,
+    "quintain eval questions.py:Questions --engine @oracle "
+    '--service-arg \'mcp.servers={prices={command=["python","prices.py"]}}\'': OWN_MCP,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""

@@ -96,6 +96,22 @@ def test_programs_get_the_prompt_and_the_endpoint_and_answer_by_standard_output_
     assert not remains()
 
 
+def test_a_script_is_found_from_the_folder_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `argv = ["python", "agent.py", "{prompt}"]` has it; text of a task that names a file stays text."""
+    (tmp_path / "mine.py").write_text("import sys; print(sys.argv[1:])")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "mine.py", "answer": "x", "split": "test"}))
+    (tmp_path / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / "run.sh").chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    (rollout,) = play(argv=(sys.executable, "mine.py", "{prompt}", "other.txt"), data="rows.jsonl")
+    assert (rollout.termination.kind, rollout.result and rollout.result.answer) == (
+        "finished",
+        "['mine.py', 'other.txt']",
+    )
+    (rollout,) = play(argv=("./run.sh",), data="rows.jsonl")
+    assert rollout.result.answer == "ran"
+
+
 def test_keys_of_the_trainer_do_not_reach_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_TOKEN", "x")
     (rollout,) = program("secrets", variables={"MORE": "1"})

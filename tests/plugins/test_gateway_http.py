@@ -541,3 +541,17 @@ def test_nothing_is_left_behind() -> None:
 
     asyncio.run(run())
     gc.collect()  # a socket that is still open would warn, and warnings are errors
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"concurrency": 0}, "gateway: concurrency is 0; expected at least 1"),
+        ({"queue": -1}, "gateway: queue is -1; expected at least 1"),
+        ({"max_bytes": 0}, "gateway: max_bytes is 0; expected at least 1"),
+        ({"port": 99999}, "port is 99999; expected 0"),
+    ],
+)
+def test_a_gateway_that_could_answer_no_request_is_refused(setting: dict[str, int], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Gateway(**setting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -75,6 +76,14 @@ def test_several_servers_at_once(url: str) -> None:
                 pass
 
     asyncio.run(run())
+
+
+def test_a_table_in_place_of_a_server_is_refused() -> None:
+    servers: Any = {"one": {"command": ["program"]}}
+    with pytest.raises(
+        UsageError, match=re.escape("servers.one is a dict; expected McpServer(command=... or url=...)")
+    ):
+        Mcp(servers=servers)
 
 
 def test_a_server_that_ends_at_once_names_its_words() -> None:

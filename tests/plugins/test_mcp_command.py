@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from quintain.cli import main
+from quintain import Reply, Sampling, ToolCall
+from quintain.cli import current, main
+from quintain.evaluation import evaluate
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import ScriptedEngine
 from quintain_mcp import Mcp, McpServer
@@ -40,7 +42,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_page_shows_commands_that_work(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every command lists the tools of the search server, all with one hash."""
-    commands = [c for block in PAGE.blocks if "bash" == block.language for c in block.commands]
+    commands = [c for block in PAGE.blocks if "bash" == block.language for c in block.commands if "prices" not in c]
     hashes = set()
     with served(place / "corpus.jsonl", place / "cache") as url:
         for command in commands:
@@ -51,6 +53,30 @@ def test_the_page_shows_commands_that_work(place: Path, capsys: pytest.CaptureFi
             hashes.add(server["hash"])
     assert 4 == len(commands)
     assert 1 == len(hashes)
+
+
+def test_a_server_of_ones_own_is_as_the_page_shows(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server on the page lists its tool, and the environment on the page starts it and can call it."""
+    for block in PAGE.blocks:
+        if block.file:
+            (place / block.file).write_text(block.text)
+    commands = [c for block in PAGE.blocks if "bash" == block.language for c in block.commands if "prices" in c]
+    shown, scored = commands
+    assert 0 == main(shlex.split(shown)[1:])
+    assert "  price(item: integer)\n      The price of an item in euros.\n" in capsys.readouterr().out
+    assert 0 == main([*shlex.split(scored)[1:], "--json"]), capsys.readouterr().err
+    assert '"finished": 1' in capsys.readouterr().out
+
+    async def played() -> Any:
+        async with Mcp(servers={"prices": McpServer(command=(sys.executable, "prices.py"))}) as mcp:
+            asked = Reply(calls=(ToolCall(name="price", arguments={"item": 7}),))
+            script = ScriptedEngine(replies=[asked, "It costs 1.75."])
+            environment: Any = current().load("environment", "questions.py:Questions")
+            return (await evaluate(environment(mcp=mcp), script, tasks=1, sampling=Sampling())).rollouts[0]
+
+    rollout = asyncio.run(played())
+    assert "1.75" in str(rollout.turns[0].calls[0].result)
+    assert rollout.outcome.total == 1.0
 
 
 def test_tools_are_shown_as_functions(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -63,7 +64,7 @@ class AgentProgram(Environment[Task, Answer]):
 
     Attributes:
         function: ``module:function`` or ``file.py:function``.
-        argv: the program, in place of a function.
+        argv: the program, in place of a function. Words that name a file, such as a script, are made absolute.
         source: environment whose tasks, demonstrations and controls these are.
         source_args: its arguments.
         data: JSON lines with ``prompt``, ``answer`` and perhaps ``id``, ``level``, ``split``, in place of *source*.
@@ -145,7 +146,16 @@ class AgentProgram(Environment[Task, Answer]):
 
     async def _program(self, argv: Sequence[str], stdin: bytes, endpoint: Endpoint) -> processes.Ended:
         variables = {**(self.variables or {}), **endpoint.environment}
+        argv = [self._located(i, word) for i, word in enumerate(argv)]
         return await processes.run(argv, stdin, variables, most=self.max_output, result_file=self.result_file)
+
+    def _located(self, place: int, word: str) -> str:
+        """A word of *argv*, absolute if it names a file as seen from here, for the program runs in another folder.
+
+        The name of a program is looked up in ``PATH``, and no text of a task counts.
+        """
+        named = word == self.argv[place] and (place > 0 or os.sep in word) and os.path.isfile(word)
+        return os.path.abspath(word) if named else word
 
     def _fault(self, message: str, endpoint: Endpoint) -> Exception:
         by_policy = self.crash == "policy" and endpoint.turns

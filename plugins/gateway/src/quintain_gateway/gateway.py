@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Self
 
 from quintain import InfrastructureError, LimitReached, Service
-from quintain.errors import EnvironmentFault
+from quintain.errors import EnvironmentFault, UsageError
 
 from .endpoint import Endpoint
 from .request import Policy
@@ -31,6 +31,9 @@ class Gateway(Service):
         concurrency: requests of one episode that are sampled at once; further ones wait.
         queue: requests of one episode that wait or are sampled; further ones get 429.
         max_bytes: size of a request's body.
+
+    Raises:
+        UsageError: a number out of its range, or a host that other machines reach without *remote*.
     """
 
     def __init__(
@@ -43,6 +46,9 @@ class Gateway(Service):
         queue: int = 1024,
         max_bytes: int = 16_000_000,
     ) -> None:
+        for name, value in (("concurrency", concurrency), ("queue", queue), ("max_bytes", max_bytes)):
+            if value < 1:  # no request would ever be answered
+                raise UsageError(f"gateway: {name} is {value}; expected at least 1")
         self._server = Server(host=host, port=port, remote=remote, max_bytes=max_bytes)
         self.max_bytes = max_bytes
         self._concurrency, self._queue = concurrency, queue

@@ -40,6 +40,8 @@ class Server:
                 f"host is {host!r}, which other machines reach: whoever has a key can use the model; "
                 "take 127.0.0.1, or set remote = true"
             )
+        if not 0 <= port <= 65535:
+            raise UsageError(f"port is {port}; expected 0 (a free one) to 65535")
         self.host, self.port = host, port
         self.models = list(models)
         self._max_bytes = max_bytes

@@ -44,6 +44,10 @@ class Mcp(Service):
         if not servers:
             raise UsageError('the service mcp has no servers: add args.servers.NAME = { command = ["program", ...] }')
         for name, server in servers.items():
+            if not isinstance(server, McpServer):
+                raise UsageError(
+                    f"servers.{name} is a {type(server).__name__}; expected McpServer(command=... or url=...)"
+                )
             server.check(name)
         self._servers = servers
         self._pools: dict[str, ServerPool] = {}
