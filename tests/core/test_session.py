@@ -196,6 +196,36 @@ def test_a_fork_begins_with_the_tokens_of_its_origin() -> None:
     assert 3 == len([t for t in rollout.turns if t.player == ""])
 
 
+@pytest.mark.parametrize("turns", [2, -1])
+def test_a_fork_after_turns_that_were_not_taken_is_refused(turns: int) -> None:
+    class Beyond(Base):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user(task.prompt)
+            await agent.turn()
+            agent.fork("other", turns)
+
+    termination = run_episode(Beyond(), TASK, "hi").termination
+    assert TerminationKind.ENVIRONMENT_ERROR == termination.kind
+    assert f"agent.fork() after {turns} turns; the conversation has 1" == termination.reason
+
+
+def test_two_tools_of_one_name_are_refused() -> None:
+    """Else the last one would answer the calls of both."""
+
+    class Shelf:
+        def put(self, item: str) -> str:
+            return item
+
+    class Two(Base):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user(task.prompt)
+            await agent.run(Shelf().put, Shelf().put)
+
+    termination = run_episode(Two(), TASK, [calls("put", item="x"), "done"]).termination
+    assert TerminationKind.ENVIRONMENT_ERROR == termination.kind
+    assert "agent.run() got two tools of one name: put" == termination.reason
+
+
 def test_a_fork_before_the_first_turn_has_the_same_prompt() -> None:
     class Samples(Base):
         async def rollout(self, task: Task, agent: Agent) -> None:

@@ -116,6 +116,12 @@ def test_tools_the_model_cannot_be_told_about_are_refused() -> None:
             as_tool(function)
 
 
+@pytest.mark.parametrize("thing", ["add", 3, None])
+def test_what_is_no_function_is_no_tool(thing: Any) -> None:
+    with pytest.raises(TypeError, match="is not a callable object"):
+        as_tool(thing)
+
+
 def test_parameter_names_are_free() -> None:
     """Names that mean something to the library behind the schema are ordinary names here."""
 

@@ -80,11 +80,11 @@ def as_tool(function: Tool | Callable[..., Any]) -> Tool:
     Arguments that do not fit the annotations come back to the model as text, so that it can correct its call.
 
     Raises:
-        TypeError: a parameter without an annotation, or one that cannot be given by name.
+        TypeError: no function, a parameter without an annotation, or one that cannot be given by name.
     """
     if isinstance(function, Tool):
         return function
-    name, signature = function.__name__, inspect.signature(function, eval_str=True)
+    signature, name = inspect.signature(function, eval_str=True), function.__name__
     try:
         hash(signature)
     except TypeError:  # a default such as [] cannot be a key

@@ -80,6 +80,8 @@ class Session(Agent):
 
     async def run(self, *tools: Tool | Callable[..., Any]) -> Turn:
         by_name = {t.spec.name: t for t in map(as_tool, tools)}
+        if len(by_name) < len(tools):
+            raise EnvironmentFault(f"agent.run() got two tools of one name: {', '.join(by_name)}")
         unreadable = 0
         turn: Turn | None = None
         while True:
@@ -99,8 +101,7 @@ class Session(Agent):
             # A tool may itself let another player take turns, so this turn need not be the last of the episode.
             index = next(i for i in reversed(range(len(self._episode.turns))) if self._episode.turns[i] is turn)
             turn = self._episode.turns[index] = replace(turn, calls=calls)
-            results = [Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in calls]
-            self.user(results)
+            self.user([Message("tool", c.error or c.result or "", call_id=c.id, name=c.name) for c in calls])
 
     def player(self, name: str, engine: Engine | None = None) -> Session:
         if name in self._episode.players:
@@ -108,13 +109,14 @@ class Session(Agent):
         return Session(self._episode, name, engine)
 
     def fork(self, name: str, turns: int | None = None) -> Session:
+        count = self._turns if turns is None else turns
+        if not 0 <= count <= self._turns:
+            raise EnvironmentFault(f"agent.fork() after {turns} turns; the conversation has {self._turns}")
         fork = self.player(name, None if self.trains else self._engine)
-        fork._turns = self._turns if turns is None else turns
-        fork._ends = self._ends[: fork._turns]
-        end = fork._ends[-1] if fork._ends else 0
+        fork._turns, fork._ends, end = count, self._ends[:count], self._ends[count - 1] if count else 0
         fork.messages = self.messages[: None if turns is None else end]
         fork._pending = fork.messages[end:]
-        fork._conversation = self._conversation and self._conversation.fork(fork._turns)
+        fork._conversation = self._conversation and self._conversation.fork(count)
         return fork
 
     def metric(self, **values: float) -> None:
@@ -186,9 +188,8 @@ class Session(Agent):
             raise EnvironmentFault(f"{message}: leave the task out or take an engine with a longer context")
         sampled = await sample_turn(engine, ids, stops(engine.tokenizer, sampling))
         text = self._conversation.add_sampled(sampled)
-        tokens = sampled.tokens if self.trains else 0
         turn = engine.tokenizer.parse(text, tools, finish=sampled.finish)
-        return replace(turn, player=self._name, tokens=tokens)
+        return replace(turn, player=self._name, tokens=sampled.tokens if self.trains else 0)
 
 
 async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple[ToolCall, ...]:
@@ -207,7 +208,6 @@ async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple
 
     single = len(calls) == 1  # needs no task of its own
     outcomes = [await outcome(calls[0])] if single else await asyncio.gather(*map(outcome, calls))
-    for error in outcomes:
-        if isinstance(error, BaseException):
-            raise error
+    if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
+        raise error
     return tuple(outcomes)  # type: ignore[arg-type]
