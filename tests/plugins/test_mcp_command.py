@@ -117,11 +117,11 @@ def test_a_recipe_without_servers_is_named(place: Path, capsys: pytest.CaptureFi
 
 
 def test_the_environment_of_the_page_plays(place: Path) -> None:
-    """With the search server of the page and a policy that searches."""
-    (block,) = [b for b in PAGE.blocks if "python" == b.language]
+    """With the search server of the page and a policy that searches, and names the price."""
+    (block,) = [b for b in PAGE.blocks if "questions.py" == b.file]
     names: dict[str, Any] = {}
     exec(compile(block.text, "questions.py", "exec"), names)
-    replies = ['<tool_call>{"name": "search", "arguments": {"query": "radium"}}</tool_call>', "It was Marie Curie."]
+    replies = ['<tool_call>{"name": "search", "arguments": {"query": "radium"}}</tool_call>', "It costs 1.75."]
 
     async def play() -> Any:
         async with Mcp(servers={"search": McpServer(command=("quintain-search-server", "corpus.jsonl"))}) as mcp:
