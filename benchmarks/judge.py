@@ -64,7 +64,7 @@ def rollouts(count: int) -> list[Any]:
 
 
 async def judged(url: str, cache: Path, items: list[Any]) -> dict[str, float]:
-    """Rate and CPU time of `judge_score` over *items*, all at once; the judge bounds what is in flight."""
+    """Rate and CPU time of `judge_score` over *items*, twice as many at once as the judge has in flight."""
     from quintain.interfaces.reward import RewardContext
     from quintain_judge import JudgeService
     from quintain_judge.rewards import judge_score
@@ -72,7 +72,13 @@ async def judged(url: str, cache: Path, items: list[Any]) -> dict[str, float]:
     async with JudgeService(base_url=url, cache=str(cache), concurrency=CONCURRENCY) as judge:
         context = RewardContext(services={"judge": judge})
         wall, cpu = time.perf_counter(), time.process_time()
-        scores = await judge_score(rubric=RUBRIC).score_all(items, context)
+        reward, left, scores = judge_score(rubric=RUBRIC), iter(items), []
+
+        async def worker() -> None:
+            for item in left:
+                scores.extend(await reward.score_all([item], context))
+
+        await asyncio.gather(*(worker() for _ in range(2 * CONCURRENCY)))
         seconds, cpu = time.perf_counter() - wall, time.process_time() - cpu
         assert all(s.total == 1 for s in scores), scores[0]  # type: ignore[union-attr]
         calls = judge.metrics().get("calls", 0)

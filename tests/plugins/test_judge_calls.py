@@ -76,6 +76,8 @@ def test_an_unreadable_entry_of_the_cache_is_dropped(tmp_path: Path) -> None:
 
     async def use(judge: JudgeService) -> list[Any]:
         await grade(judge)
+        assert judge.calls is not None
+        judge.calls.flush()
         with sqlite3.connect(cache) as db:
             db.execute("UPDATE answers SET text = 'torn'")
         with pytest.raises(UnreadableVerdict):

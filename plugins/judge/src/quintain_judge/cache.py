@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sqlite3
@@ -12,6 +13,9 @@ from typing import Any
 
 from quintain.errors import StorageError, UsageError
 
+FLUSH_SECONDS = 0.1
+MOST_PENDING = 64
+"""Answers that a process killed at once loses, at most."""
 _TABLES = """
 CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, text TEXT NOT NULL, prompt_tokens INT, new_tokens INT);
 CREATE TABLE IF NOT EXISTS spending (ledger TEXT PRIMARY KEY, calls INT, tokens INT, money REAL);
@@ -53,6 +57,9 @@ class AnswerCache:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self._pending: dict[str, Answer] = {}
+        self._spent: dict[str, Spending] = {}
+        self._timer: asyncio.TimerHandle | None = None
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,33 +74,59 @@ class AnswerCache:
 
     def get(self, key: str) -> Answer | None:
         """The answer to *key*; ``None`` if there is none."""
+        if key in self._pending:
+            return self._pending[key]
         row = self._run("SELECT text, prompt_tokens, new_tokens FROM answers WHERE key = ?", key).fetchone()
         return Answer(text=row[0], prompt_tokens=row[1], new_tokens=row[2]) if row else None
 
     def write(self, ledger: str, total: Spending, key: str = "", answer: Answer | None = None) -> None:
-        """Write down that *ledger* has spent *total* and, in the same transaction, keep *answer* under *key*.
+        """Keep *answer* under *key*, unless there is one, and that *ledger* has spent *total*.
 
-        An answer of another process under the same key stays.
+        What is written within `FLUSH_SECONDS` is one transaction; `get` finds it at once.
         """
-        self._run("BEGIN IMMEDIATE")
         if key and answer is not None:
-            row = (key, answer.text, answer.prompt_tokens, answer.new_tokens)
+            self._pending[key] = answer
+        self._spent[ledger] = total
+        if len(self._pending) >= MOST_PENDING:
+            self.flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self.flush)
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if not (self._pending or self._spent):
+            return
+        answers = [(k, a.text, a.prompt_tokens, a.new_tokens) for k, a in self._pending.items()]
+        spending = [(ledger, s.calls, s.tokens, s.money) for ledger, s in self._spent.items()]
+        self._run("BEGIN IMMEDIATE")
+        for row in answers:
             self._run("INSERT OR IGNORE INTO answers VALUES (?, ?, ?, ?)", *row)
-        self._run("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?)", ledger, total.calls, total.tokens, total.money)
+        for total in spending:
+            self._run("INSERT OR REPLACE INTO spending VALUES (?, ?, ?, ?)", *total)
         self._run("COMMIT")
+        self._pending.clear()
+        self._spent.clear()
 
     def forget(self, key: str) -> None:
         """Drop the answer to *key*, such as one that cannot be read."""
+        self._pending.pop(key, None)
         self._run("DELETE FROM answers WHERE key = ?", key)
 
     def spent(self, ledger: str) -> Spending:
         """What *ledger* has spent."""
+        self.flush()
         row = self._run("SELECT calls, tokens, money FROM spending WHERE ledger = ?", ledger).fetchone()
         return Spending(calls=row[0], tokens=row[1], money=row[2]) if row else Spending()
 
     def close(self) -> None:
-        """Close the file."""
-        self._db.close()
+        """Write what is pending and close the file."""
+        try:
+            self.flush()
+        finally:
+            self._db.close()
 
     def _run(self, statement: str, *values: Any) -> sqlite3.Cursor:
         try:

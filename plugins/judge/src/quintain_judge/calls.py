@@ -121,6 +121,10 @@ class Caller:
         self.ledger = ledger
         self.total = max((written, total, self.total), key=lambda s: s.calls)
 
+    def flush(self) -> None:
+        """Write what is pending in the cache."""
+        self._cache.flush()
+
     def close(self) -> None:
         """Close cache and recording."""
         if self.total.calls:

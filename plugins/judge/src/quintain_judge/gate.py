@@ -14,12 +14,12 @@ import unicodedata
 from .prompts import INVISIBLE
 
 _OPENERS = re.compile(
-    r"(?:thought process|thinking process|chain of thought|reasoning|let'?s (?:think|solve|work)[^.:\n]{0,60}|"
+    r"(?>[\W_]*(?:thought process|thinking process|chain of thought|reasoning|let'?s (?:think|solve|work)[^.:\n]{0,60}|"
     r"step by step|step \d+|solution|solve|answer|final answer|the (?:final )?answer is|explanation|analysis|proof|"
     r"okay|ok|sure|certainly|of course|here is (?:the|my) (?:answer|solution)|to solve this(?: problem)?|"
     r"first|therefore|thus|conclusion|result|response|"
     r"soluci[oó]n|respuesta|l[oö]sung|antwort|r[eé]ponse|risposta|soluzione|resposta|"
-    r"решение|ответ|解答?|答案|思考过程|让我们一步一步(?:地)?(?:思考|解决)(?:这个问题)?|かいせつ|解説|答え|풀이|정답)",
+    r"решение|ответ|解答?|答案|思考过程|让我们一步一步(?:地)?(?:思考|解决)(?:这个问题)?|かいせつ|解説|答え|풀이|정답))*[\W_]*",
     re.IGNORECASE,
 )
 _MARKUP = re.compile(r"<[^<>]{0,200}>|!?\[[^\]]*\]\([^)]*\)|```\w*|[#*_`~>|\-=+]+|&\w+;")
@@ -61,8 +61,6 @@ _WORD = re.compile(r"[^\W\d_]+")
 _CLUSTER = re.compile(r"[^aeiouyäöüáéíóúàèìòùâêîôû]{5,}", re.IGNORECASE)
 LONGEST = 2000
 """Characters in which gibberish is looked for."""
-MOST_OPENERS = 30
-"""Distinct words up to which a text may be nothing but openers."""
 MOST_GIBBERISH = 0.75
 """Share of the words of at least four letters that no language would have, from which a text is gibberish."""
 
@@ -78,11 +76,12 @@ def emptiness(answer: str) -> str:
     text = visible(answer)
     if not _content(text):
         return "no letter and no digit"
-    if not _content(_MARKUP.sub(" ", text)):
+    bare = _MARKUP.sub(" ", text) if any(c in text for c in "<[`&") else text
+    if not _content(bare):
         return "markup without content"
     every = re.findall(r"\w+", text.lower())
     distinct = len(set(every))
-    if distinct <= MOST_OPENERS and not _content(_OPENERS.sub(" ", _MARKUP.sub(" ", text))):
+    if _OPENERS.fullmatch(bare):
         return "an opener without an answer"
     words = [w for w in _WORD.findall(text[:LONGEST]) if w.isascii() and len(w) >= 4]
     if words and sum(map(_unpronounceable, words)) > MOST_GIBBERISH * len(words):
