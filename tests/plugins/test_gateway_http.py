@@ -555,3 +555,13 @@ def test_nothing_is_left_behind() -> None:
 def test_a_gateway_that_could_answer_no_request_is_refused(setting: dict[str, int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         Gateway(**setting)
+
+
+def test_a_port_in_use_is_told_with_what_to_do() -> None:
+    async def run() -> None:
+        async with Gateway() as first:
+            with pytest.raises(InfrastructureError, match="take another port, or 0 for a free one"):
+                async with Gateway(port=first._server.port):
+                    pass
+
+    asyncio.run(run())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import ipaddress
 from collections import OrderedDict
@@ -90,7 +91,9 @@ class Server:
             await web.TCPSite(runner, self.host, self.port, backlog=4096).start()
         except OSError as e:
             await runner.cleanup()
-            raise InfrastructureError(f"the gateway cannot listen on {self.host}:{self.port}: {e}") from e
+            hint = "; another program listens there: take another port, or 0 for a free one"
+            message = f"the gateway cannot listen on {self.host}:{self.port}: {e}"
+            raise InfrastructureError(message + hint * (e.errno == errno.EADDRINUSE)) from e
         self._runner = runner
         self.port = runner.addresses[0][1]
         return self
