@@ -196,6 +196,21 @@ def test_a_fork_begins_with_the_tokens_of_its_origin() -> None:
     assert 3 == len([t for t in rollout.turns if t.player == ""])
 
 
+def test_a_stop_string_is_one_string_and_a_turn_of_no_tokens_is_refused() -> None:
+    class Stops(Base):
+        async def rollout(self, task: Task, agent: Agent) -> str:
+            agent.user(task.prompt)
+            return (await agent.turn(stop="cd")).reply
+
+    class Nothing(Base):
+        async def rollout(self, task: Task, agent: Agent) -> None:
+            agent.user(task.prompt)
+            await agent.turn(max_tokens=0)
+
+    assert "adcb" == run_episode(Stops(), TASK, "adcbcdef").result
+    assert "max_tokens is 0; expected at least 1" in run_episode(Nothing(), TASK, "hi").termination.reason
+
+
 @pytest.mark.parametrize("turns", [2, -1])
 def test_a_fork_after_turns_that_were_not_taken_is_refused(turns: int) -> None:
     class Beyond(Base):

@@ -158,9 +158,9 @@ class Session(Agent):
     def _allowance(self, max_tokens: int | None, stop: Sequence[str]) -> Sampling:
         """The sampling settings of the next turn: its own seed, and at most the tokens that the limits leave."""
         episode, limits = self._episode, self._episode.limits
-        most = min(filter(None, (max_tokens, episode.sampling.max_tokens)), default=None)
+        most = min((most for most in (max_tokens, episode.sampling.max_tokens) if most is not None), default=None)
         changes: dict[str, Any] = {"seed": derived_seed(episode.seed, self._name, self._turns), "max_tokens": most}
-        changes["stop"] = (*episode.sampling.stop, *stop)
+        changes["stop"] = (*episode.sampling.stop, *([stop] if isinstance(stop, str) else stop))
         if not self.trains:
             return episode.sampling.replace(**changes, thinking_budget=None)
         if limits.turns is not None and episode.taken >= limits.turns:
