@@ -33,6 +33,8 @@ AGENT = "tests/environments/test_agent_training.py::test_the_page_shows_a_recipe
 BOXED = "tests/environments/test_agent_sandboxed_training.py::test_the_page_shows_a_recipe_that_trains_in_boxes"
 MCP = "tests/plugins/test_mcp_command.py::test_the_page_shows_commands_that_work"
 OWN_MCP = "tests/plugins/test_mcp_command.py::test_a_server_of_ones_own_is_as_the_page_shows"
+STORY = "tests/environments/test_story_books.py::test_the_page_shows_commands_that_work"
+STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_to_plan"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -64,6 +66,9 @@ ELSEWHERE = {
     "quintain mcp tools --command 'python prices.py'": OWN_MCP,
     "quintain eval questions.py:Questions --engine @oracle "
     '--service-arg \'mcp.servers={prices={command=["python","prices.py"]}}\'': OWN_MCP,
+    "quintain train story": STORY_RUN,
+    "quintain-story build alice.txt --out stories": STORY,
+    "quintain eval story --data stories --split train --controls": STORY,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from quintain.cli import main as quintain
 from quintain.errors import InfrastructureError, UsageError
 from quintain.evaluation.evaluation import check_controls
 from quintain_env_story import Scorer, Story, StoryTask
@@ -339,3 +340,16 @@ def test_the_command(tmp_path: Path) -> None:
     done = command("chapters", "short.txt", cwd=tmp_path)
     assert done.returncode == 2
     assert "has no second chapter" in done.stderr
+
+
+def test_the_page_shows_commands_that_work(
+    real_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The commands of docs/story.md on its book."""
+    (tmp_path / "alice.txt").write_bytes((real_data / "books" / "alice.txt").read_bytes())
+    done = command("build", "alice.txt", "--out", "stories", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "12 chapters (chapter), 26,368 words" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    assert quintain("eval story --data stories --split train --controls --json".split()) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]

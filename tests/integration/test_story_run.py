@@ -1,0 +1,72 @@
+"""The recipe of `story`: a resume with the scorer of the start, and a model that learns."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.training.build import run_training
+from quintain.training.recipe.load import bundled
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+
+from ..core.models import save_tiny
+
+TIMES = ("seconds", "per_second")
+
+
+def recipe_of(*changes: str) -> Recipe:
+    return Recipe.parse(bundled("story"), list(changes))
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of each step, times aside."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if not any(t in k for t in TIMES)} for line in lines]
+
+
+def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
+    """The scorer of steps 3 and 4 is the policy before step 1, also where a checkpoint starts them."""
+    model = save_tiny(tmp_path / "model", context=1024)
+    recipe = recipe_of(
+        f"model.name={json.dumps(str(model))}",
+        "model.device=cpu",
+        "run.steps=4",
+        "sampling.max_tokens=6",
+        "batch={prompts=2, group_size=4}",
+        'environments=[{use="quintain-env-story/story", system="", reward="plan_nats"}]',
+        "learner.lr=0.05",
+        "evaluation={every=4, tasks=2, test={tasks=2}}",
+        "checkpoint={every=2, keep=9}",
+    )
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    with RunFolder.create(whole, recipe.to_toml()) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoints" / "step-000004")
+    with RunFolder.open(resumed) as run:
+        run_training(recipe, run, Screen(quiet=True))
+    expected, found = records_of(whole), records_of(resumed)
+    assert [0, 1, 2, 3, 4] == [record["step"] for record in found]
+    assert expected == found
+    rewards = [record["reward.mean"] for record in expected[1:]]
+    assert all(math.isfinite(reward) for reward in rewards)
+    assert len(set(rewards)) == 4
+    assert all(record["failed"] == 0 for record in expected[1:])
+
+
+@pytest.mark.slow
+def test_the_default_model_learns_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`quintain train story`: the share of held-out plans that help the frozen first policy rises by 40 points."""
+    monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
+    recipe = recipe_of()
+    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
+        summary = run_training(recipe, run, Screen(quiet=True))
+    before, after = (summary["held_out"][name]["accuracy"] for name in ("before", "after"))
+    assert after >= before + 0.4
