@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import permutations, product
+from itertools import product
 from random import Random
 
 from quintain.errors import UsageError
@@ -18,9 +18,10 @@ SHARE = 10
 """One name in this many belongs to ``dev``, one to ``test``, the others to ``train``."""
 LETTERS = "BCDFGHJKLMNPQRSTVWXZ"
 """Of names: no three of them are a word, or the stem of another name."""
-CALL_SIGNS = ["".join(name) for name in product(LETTERS, LETTERS, "123456789")]
-AIRPORTS = ["".join(name) for name in permutations(LETTERS, 3)]
-FEWEST, MOST = 100, 3000
+CALL_SIGNS = ["".join(name) for name in product(LETTERS, LETTERS, "1234567")]
+AIRPORTS = ["".join(name) for name in product(LETTERS, LETTERS, "089")]
+"""In the form of call signs, so that a model that copies those can copy these, and told from them by the digit."""
+FEWEST, MOST = 100, 2500
 """Pilots of a corpus."""
 KINDS = {
     1: (("Where is {}?", ("airport",)), ("Who is the lead of {}?", ("lead",))),
