@@ -31,7 +31,7 @@ def main(name: str, *folders: str) -> None:
         right.set_title("mean reward of the samples")
         for panel in (left, right):
             panel.set_xlabel("step")
-            panel.set_ylim(0, 1)
+            panel.set_ylim(0, max(1, panel.get_ylim()[1]))
         left.legend()
 
     place = IMAGES / f"{name}.png"

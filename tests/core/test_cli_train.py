@@ -275,3 +275,13 @@ def test_the_summary_says_what_draws_the_curves(place: Path) -> None:
         assert curves(folder) == "pip install quintain-viewer draws the learning curves"
         (folder.path / "curves.png").touch()
         assert curves(folder) == "runs/plain/curves.png"
+
+
+def test_a_folder_does_not_hide_a_bundled_recipe(capsys: pytest.CaptureFixture[str], place: Path) -> None:
+    """A checkout has a folder `tools`, and `quintain train tools` means the recipe; a folder alone is no recipe."""
+    (place / "pretrained").mkdir()
+    (place / "own").mkdir()
+    status, out, _ = called(capsys, "pretrained", "--dry-run", "--env", "doubling", "--model", "default")
+    assert status == 0 and "[run]" in out
+    status, _, err = called(capsys, "own", "--dry-run")
+    assert status == 2 and "cannot read the recipe 'own': Is a directory" in err

@@ -303,7 +303,7 @@ def test_errors_name_the_file_that_holds_the_key(tmp_path: Path) -> None:
         ('extends = "quickstar"\n', ["own.toml: extends is 'quickstar'", "did you mean 'quickstart'?", "No such file"]),
         (
             'extends = "bas.toml"\n',
-            ["did you mean 'base.toml'?", "a bundled recipe (code, ", ") or a path"],
+            ["did you mean 'base.toml'?", "a bundled recipe (", "quickstart", ") or a path"],
         ),
         ("extends = 3\n", ["own.toml: extends is 3; expected a bundled recipe"]),
         ('extends = ""\n', ["expected a bundled recipe"]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -165,13 +166,15 @@ def test_an_episode_from_prompt_to_score(sandbox: Bubblewrap) -> None:
         assert score == shares["passed"]
 
 
-def test_a_sandbox_that_enforces_too_little_is_refused() -> None:
+def test_a_sandbox_that_enforces_too_little_is_refused(tmp_path: Path) -> None:
     """A sandbox that is not started enforces nothing."""
+    rows = tmp_path / "rows.jsonl"
+    rows.touch()
     task = next(iter(CodeProcedural().tasks("dev")))
     weak = Bubblewrap(slots=1)
     with pytest.raises(UsageError, match=r"does not enforce what is needed.*\n  filesystem: absent"):
-        Code(data="rows.jsonl", sandbox=weak)
-    Code(data="rows.jsonl", sandbox=weak, enforce=())
+        Code(data=str(rows), sandbox=weak)
+    Code(data=str(rows), sandbox=weak, enforce=())
     played = run_episode(CodeProcedural(), task, task.reply(), services={"sandbox": weak})
     assert "reward_error" == played.termination.kind
     assert "does not enforce what is needed" in played.termination.reason

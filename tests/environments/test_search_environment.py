@@ -302,7 +302,7 @@ def test_wrong_settings_are_refused(fields: dict[str, Any], message: str) -> Non
 
 
 def test_too_many_pilots_are_refused() -> None:
-    with pytest.raises(UsageError, match="pilots is 100000; expected 100 to 3000"):
+    with pytest.raises(UsageError, match="pilots is 100000; expected 100 to 2500"):
         pilots_of(100_000, 0)
 
 

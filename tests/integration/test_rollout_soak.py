@@ -32,6 +32,7 @@ from quintain import (
     reward,
 )
 from quintain.evaluation import evaluate
+from quintain.models import HFTokenizer
 from quintain_openai import OpenAITokenEngine
 
 from ..core.models import byte_tokenizer
@@ -179,7 +180,9 @@ def kept() -> tuple[int, int, int]:
 @pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_every_episode_ends_typed_and_nothing_is_left(count: int, tmp_path: Path) -> None:
     """The counts of every kind of end are those of the faults; the rest of the episodes score 1."""
-    byte_tokenizer().save_pretrained(tmp_path)
+    tokenizer = HFTokenizer(byte_tokenizer())
+    tokenizer.use_tool_format("hermes")  # the template lists no tools
+    tokenizer.hf.save_pretrained(tmp_path)
     before = kept()
     environment = Faulty(count=count)
 

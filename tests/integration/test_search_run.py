@@ -81,11 +81,11 @@ def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_the_default_model_learns_to_search(tmp_path: Path) -> None:
-    """`quintain train search --seed 1` with a cold cache, 20 of its steps: held-out success rises by 15 points."""
-    records = trained(tmp_path / "run", ["run.seed=1", "run.steps=20", "evaluation.test.tasks=20"])
+    """`quintain train search` with a cold cache: held-out success rises by 25 points."""
+    records = trained(tmp_path / "run", ["evaluation.test.tasks=20"])
     curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
     assert curve[0] < 0.7
-    assert max(curve[-2:]) >= curve[0] + 0.15, curve
+    assert max(curve[-2:]) >= curve[0] + 0.25, curve
 
 
 def squad(path: Path) -> Path:

@@ -37,7 +37,7 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 
 
 @click.command(epilog=EPILOG)
-@click.argument("recipe", required=False, type=click.Path(dir_okay=False))
+@click.argument("recipe", required=False)
 @click.option("--env", "-e", help="Environment, replaces those of the recipe (`quintain list environments`).")
 @click.option(
     "--model", "-m", help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).'
@@ -56,7 +56,7 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 def train(
     recipe: str | None, resume: str | None, force: bool, dry_run: bool, quiet: bool, as_json: bool, **choices: Any
 ) -> None:
-    """Train a model by reinforcement learning with RECIPE, a TOML file or "code" (default: the quickstart).
+    """Train a model by reinforcement learning with RECIPE, a TOML file or a name such as "code" (default: quickstart).
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """

@@ -25,7 +25,7 @@ class Search(Environment[SearchTask, SearchResult]):
 
     Attributes:
         data: a JSON file of SQuAD; by default it is the generated corpus of pilots that is asked about.
-        pilots: of the generated corpus, 100 to 4,000.
+        pilots: of the generated corpus, 100 to 2,500.
         hops: numbers of hops of the generated questions.
         seed: of the generated facts. The server must have the corpus of the same `data`, `pilots` and `seed`.
         size: questions in ``dev`` and in ``test``, at most.

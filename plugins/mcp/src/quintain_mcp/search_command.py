@@ -137,6 +137,7 @@ async def _serve(index: SearchIndex, excerpt: int, opened: int, listener: socket
     # Stateless: the tools keep nothing between calls, so a client that vanishes leaves nothing behind.
     app = make_server(index, excerpt, opened).streamable_http_app(stateless_http=True, json_response=True, host=host)
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=2)
+    listener.listen(128)  # whoever reads the address may connect before uvicorn is up
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"serving {index.passages:,} passages at http://{shown}:{port}/mcp", err=True)
     await uvicorn.Server(config).serve(sockets=[listener])
