@@ -47,7 +47,7 @@ ELSEWHERE = {
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,
-    "quintain train search --seed 1": SEARCHER,
+    "quintain train search": SEARCHER,
     "quintain train maze": MAZE,
     "quintain train agent.toml": AGENT,
     "quintain train boxed.toml": BOXED,
