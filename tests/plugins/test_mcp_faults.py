@@ -392,7 +392,8 @@ def test_servers_die_with_the_trainer(tmp_path: Path) -> None:
 
 def test_a_server_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     """Somebody kills the process between trainer and server: the server ends, and the call fails."""
-    server = changed(BARE, command=(*BARE_SERVER, str(tmp_path)))
+    # A shared session would be opened anew if its end is noticed before the call.
+    server = changed(BARE, command=(*BARE_SERVER, str(tmp_path)), session="episode")
 
     async def play(session: McpSession) -> None:
         await session.call("note")
