@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from quintain import Message
 from quintain.errors import UsageError
+from quintain_judge import read_rows
 
 from .rubric import ChatTask, Criterion
 
@@ -54,21 +53,8 @@ def rows(path: str, split: str, shared: Sequence[Criterion]) -> Iterator[ChatTas
     Raises:
         UsageError: no file, or a line that is no row; the message names line and key.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise UsageError(f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria")
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            row = Row.model_validate(json.loads(line))
-        except ValidationError as e:
-            first = e.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{where}: {place}: {first['msg']}") from e
-        except ValueError as e:
-            raise UsageError(f"{where}: no JSON ({e})") from e
+    missing = f"chat: there is no file {path}; expected JSON lines with the keys prompt and criteria"
+    for where, line, row in read_rows(path, Row, missing):
         if row.split and row.split not in SPLITS:
             raise UsageError(f"{where}: split is {row.split!r}; expected {', '.join(SPLITS)}")
         if (row.split or _split_of(line if not isinstance(row.prompt, str) else row.prompt)) == split:

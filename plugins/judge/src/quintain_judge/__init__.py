@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .gate import emptiness, injection
     from .hooks import drop_later
+    from .rows import read_rows
     from .rules import check, checkable
     from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
     from .verdicts import Texts, UnreadableVerdict
@@ -25,12 +26,14 @@ __all__ = [
     "emptiness",
     "injection",
     "pair_prompt",
+    "read_rows",
     "text_of",
 ]
 
 _HOME = {
     "gate": ("emptiness", "injection"),
     "hooks": ("drop_later",),
+    "rows": ("read_rows",),
     "rules": ("check", "checkable"),
     "verdicts": ("Texts", "UnreadableVerdict"),
 }

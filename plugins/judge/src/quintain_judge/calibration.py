@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,11 +10,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .rows import read_rows
 from .service import JudgeService
 
 Z = 1.96
@@ -94,20 +94,8 @@ def read_labels(path: Path) -> list[Labelled]:
     Raises:
         UsageError: no file, no rows, or a line that is no row; the message names the line.
     """
-    if not path.is_file():
-        raise UsageError(f"there is no file {path}; expected JSON lines, see `quintain judge calibrate --help`")
-    rows: list[Labelled] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(Labelled.model_validate(json.loads(line)))
-        except ValidationError as e:
-            first = e.errors(include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            raise UsageError(f"{path}, line {number}: {place + ': ' if place else ''}{first['msg']}") from e
-        except ValueError as e:
-            raise UsageError(f"{path}, line {number}: no JSON ({e})") from e
+    missing = f"there is no file {path}; expected JSON lines, see `quintain judge calibrate --help`"
+    rows = [row for _, _, row in read_rows(path, Labelled, missing)]
     if not rows:
         raise UsageError(f"{path} has no rows")
     return rows

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any, Literal, Self
@@ -138,12 +138,10 @@ class JudgeService(Service):
             return [Endpoint(table) for table in self.panel]
         if not self.base_url:
             return []
-        fields = ("base_url", "model", "api_key", "constrain", "prices", "extra", "timeout")
-        return [Endpoint(EndpointTable(**{name: getattr(self, name) for name in fields}))]
+        return [Endpoint(EndpointTable(**{name: getattr(self, name) for name in EndpointTable.model_fields}))]
 
     def _caller(self) -> Caller:
-        names = ("concurrency", "rate", "retries", "backoff", "timeout", "max_tokens", "temperature", "seed", "budget")
-        settings = CallSettings(**{name: getattr(self, name) for name in names})
+        settings = CallSettings(**{f.name: getattr(self, f.name) for f in fields(CallSettings)})
         path = None if self.cache == "none" else Path(self.cache).expanduser() if self.cache else default_path()
         record, replay = (Path(text).expanduser() if text else None for text in (self.record, self.replay))
         return Caller(settings, AnswerCache(path), record=record, replay=replay)
