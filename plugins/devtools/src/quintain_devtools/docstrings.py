@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import textwrap
 from collections.abc import Collection
 from typing import Any
 
@@ -32,7 +33,7 @@ def parameter_docs(component: Any) -> dict[str, str]:
     doc = component if isinstance(component, str) else _docstring(component)
     docs: dict[str, str] = {}
     for section in _SECTION.finditer(inspect.cleandoc(doc)):
-        for item in re.split(r"\n(?=\S)", inspect.cleandoc(section[1])):
+        for item in re.split(r"\n(?=\S)", textwrap.dedent(section[1]).strip()):
             names, colon, text = item.partition(":")
             if colon:
                 docs.update({n.strip(" *`"): " ".join(text.split()) for n in names.split(",")})
@@ -45,6 +46,14 @@ def without_parameters(doc: str, names: Collection[str]) -> str:
     # The prefix is a first line, whose indentation a docstring ignores.
     text = _SECTION.sub(lambda s: "" if parameter_docs(f"\n.\n{s[0]}").keys() <= shown else s[0], inspect.cleandoc(doc))
     return text.strip()
+
+
+def plain(doc: str) -> str:
+    """*doc* without the marks of reStructuredText, a line per paragraph; indented blocks and lists keep their lines."""
+    text = re.sub(r"``(.+?)``|(?<![\w`])`([^`\n]+)`(?!`)", lambda m: m[1] or m[2], doc, flags=re.S)
+    text = re.sub(r"(?<![\w*])\*{1,2}(\w[^*\n]*?)\*{1,2}(?![\w*])", r"\1", text)
+    text = re.sub(r"::$", ":", text, flags=re.M)
+    return re.sub(r"(?<=\S)\n(?=[^\s*-])", " ", text)
 
 
 def _docstring(component: Any) -> str:

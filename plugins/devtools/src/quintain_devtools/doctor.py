@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from importlib import metadata
 from typing import Any
@@ -14,12 +16,11 @@ import click
 from quintain.cli import KINDS, Component, current, normalise
 from quintain.errors import UnknownNameError, did_you_mean
 
+from .host import versions
 from .plugin_checks import Finding, examine
 from .sections import Section, declared, sections
 
 COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
-LIBRARIES = ("torch", "transformers", "datasets", "pyarrow", "peft")
-
 
 GROUP = "quintain_devtools.doctor"
 """Entry-point group of click commands that ``quintain doctor NAME`` runs."""
@@ -39,29 +40,36 @@ class Doctor(click.Command):
 
 @click.command("doctor", cls=Doctor)
 @click.argument("distributions", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Show a row for every component, also for those without errors.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--timeout", default=180.0, show_default=True, help="Seconds for the components of one distribution.")
-def doctor(distributions: tuple[str, ...], as_json: bool, timeout: float) -> int:
-    """Import and time every component (of DISTRIBUTIONS, if named) and report errors.
+def doctor(distributions: tuple[str, ...], every: bool, as_json: bool, timeout: float) -> int:
+    """Describe this machine, import every component (of DISTRIBUTIONS, if named) and report errors.
 
-    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. Sections
-    of plugins follow, such as what the sandboxes of quintain-sandbox enforce on this machine. The exit status is 1 if a
-    component is broken; a component whose optional extra is not installed is not broken.
+    Each distribution is imported in a separate process, so that a crash or a hang is one row of the report. The section
+    "host" has versions, devices, memory and disks; copy it into a bug report. Other sections come from plugins, such as
+    what the sandboxes of quintain-sandbox enforce. The exit status is 1 if a component is broken; a component whose
+    optional extra is not installed is not broken.
     """
     names = {normalise(d) for d in distributions}
     unknown = {f: f.id.partition("/")[0] for f in unknown_groups()}
     findings = [f for f, owner in unknown.items() if not names or owner in names]
-    findings += examine(chosen(names, [*unknown.values(), *(owner for owner, _ in declared())]), timeout=timeout)
-    shown, failed = sections(names, timeout=timeout)
+    components = chosen(names, [*unknown.values(), *(owner for owner, _ in declared())])
+    with _waiting(f"importing {len(components)} components, up to a minute ..."):
+        findings += examine(components, timeout=timeout)
+        shown, failed = sections(names, timeout=timeout)
     findings += failed
     broken = [f for f in findings if f.status == "error"]
     if as_json:
-        report = {"ok": not broken, "versions": versions(), "components": [asdict(f) for f in findings]}
+        report = {
+            "ok": not broken,
+            "versions": {"python": platform.python_version()} | versions(),
+            "components": [asdict(f) for f in findings],
+        }
         click.echo(json.dumps(report | {"sections": {s.name: asdict(s) for s in shown}}, indent=2))
     else:
-        print_findings(findings)
         print_sections(shown)
-        click.echo(f"{len(findings) - len(broken)} of {len(findings)} components are fine")
+        print_findings(findings, every=every)
     return 1 if broken else 0
 
 
@@ -91,35 +99,37 @@ def chosen(distributions: Collection[str], others: Iterable[str] = ()) -> list[C
     return [c for c in components if not distributions or c.distribution in distributions]
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries of the extras; empty if not installed."""
-    installed = {"python": platform.python_version()}
-    for library in LIBRARIES:
-        try:
-            installed[library] = metadata.version(library)
-        except metadata.PackageNotFoundError:
-            installed[library] = ""
-    return installed
+def _waiting(what: str) -> AbstractContextManager[Any]:
+    """Shows *what* on standard error while it lasts, on a terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True).status(what)
 
 
-def print_findings(findings: list[Finding]) -> None:
-    """Print *findings* on the terminal."""
+def print_findings(findings: list[Finding], *, every: bool) -> None:
+    """Print the findings with a message (all, if *every*) on the terminal, and a summary."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(soft_wrap=True)
-    console.print(Text(", ".join(f"{k} {v or 'not installed'}" for k, v in versions().items()), style="dim"))
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("kind", "component", "seconds", "status"):
-        table.add_column(title, no_wrap=True, justify="right" if title == "seconds" else "left")
-    for f in findings:
-        status = Text(f.status, style=COLOURS[f.status])
-        table.add_row(f.kind, Text(f.id, style="cyan"), f"{f.seconds:.2f}", status)
-    console.print(table)
+    if every:
+        table = Table(box=None, header_style="bold", pad_edge=False)
+        for title in ("kind", "component", "seconds", "status"):
+            table.add_column(title, no_wrap=True, justify="right" if title == "seconds" else "left")
+        for f in findings:
+            status = Text(f.status, style=COLOURS[f.status])
+            table.add_row(f.kind, Text(f.id, style="cyan"), f"{f.seconds:.2f}", status)
+        console.print(table)
     for f in findings:
         if f.message:
-            console.print(Text(f"{f.status}: {f.message}", style=COLOURS[f.status]))
+            text = f.message if f.id in f.message else f"{f.kind} {f.id}: {f.message}"
+            console.print(Text(f"{f.status}: {text}", style=COLOURS[f.status]))
+    counts = Counter(f.status for f in findings)
+    parts = [f"{counts['ok']} of {len(findings)} components are fine"]
+    parts += [f"{counts['extra']} without their optional extra"] if counts["extra"] else []
+    parts += [f"{counts['error']} broken"] if counts["error"] else []
+    console.print(", ".join(parts) + ("" if every else " (--all shows each)"), highlight=False)
 
 
 def print_sections(shown: Collection[Section]) -> None:
@@ -128,17 +138,16 @@ def print_sections(shown: Collection[Section]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(soft_wrap=True)
-    for section in shown:
-        console.print(Text(f"\n{section.name}", style="bold"), Text(f"({section.seconds:.1f} s)", style="dim"))
-        table = Table(box=None, header_style="bold", pad_edge=False)
-        for title in section.columns:
-            table.add_column(Text(title), no_wrap=True)
+    console = Console()
+    for section in sorted(shown, key=lambda s: s.name != "host"):
+        console.print(Text(section.name, style="bold"))
+        table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(section.columns))
+        for i, title in enumerate(section.columns, start=1):
+            table.add_column(Text(title), no_wrap=i < len(section.columns), overflow="fold")
         for row in section.rows:
             table.add_row(*map(Text, row))
         if section.columns:
             console.print(table)
         for note in section.notes:
-            console.print(Text(note))
-    if shown:
+            console.print(Text(note), soft_wrap=True)
         console.print()

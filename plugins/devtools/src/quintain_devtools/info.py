@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -28,7 +29,7 @@ from quintain.cli import (
 from quintain.errors import PluginError, UnknownNameError, UsageError
 
 from .describe import KINDS, differences, kl_words, piece_words, settings, shown
-from .docstrings import doc_of, parameter_docs, without_parameters
+from .docstrings import doc_of, parameter_docs, plain, without_parameters
 from .listing import Line, kind_of, line_of
 
 RECIPE = {
@@ -303,15 +304,25 @@ def print_details(details: Details) -> None:
     if line.error:
         console.print(Text(f"error: {line.error}", style="red"))
         return
-    rows = [(f["name"], f["type"], f.get("shown", "required"), f["doc"]) for f in details.fields]
-    rows += [(n["parameter"], n["type"], f"[services.{n['slot']}]", "a service") for n in details.services]
+    rows = [(f["name"], f.get("shown", "required"), _meaning(f)) for f in details.fields]
+    rows += [(n["parameter"], f"[services.{n['slot']}]", f"service: {n['type']}") for n in details.services]
     if rows:
-        console.print(_table(("field", "type", "default", "meaning"), rows))
-    doc = without_parameters(details.doc, [row[0] for row in rows])  # the table has them
-    if doc and details.algorithm is None:
+        console.print(_table(("setting", "default", "meaning"), rows))
+    doc = plain(without_parameters(details.doc, [row[0] for row in rows]))  # the table has them
+    if doc and details.algorithm is None and doc.rstrip(".") != line.summary.rstrip("."):
         console.print(Text("\n" + doc, style="dim"))
     if details.recipe:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
+
+
+def _meaning(setting: dict[str, Any]) -> str:
+    """The text of a setting, after its type unless the default shows that."""
+    kind, doc = setting["type"], plain(setting["doc"])
+    if kind.startswith("Literal[") or kind.endswith(" piece"):
+        kind = " | ".join(re.findall(r"'([^']*)'", kind))
+    elif not setting["required"] and kind == type(setting["default"]).__name__:
+        kind = ""
+    return ": ".join(filter(None, (kind, doc)))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:

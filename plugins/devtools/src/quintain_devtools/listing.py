@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import groupby
 
 import click
 
@@ -79,36 +80,59 @@ def line_of(component: Component, registry: Registry) -> Line:
 @click.argument("kind", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(kind: str | None, as_json: bool) -> None:
-    """List all installed components, or those of one KIND (environments, rewards, algorithms, engines, services ...).
+    """List the names of all installed components, or those of one KIND with a summary each.
 
-    Reads metadata and manifests and imports no plugin; `quintain doctor` reports those that fail to import.
+    KIND is environments, rewards, algorithms, engines, services or another name in the first column. Reads metadata
+    and manifests and imports no plugin; `quintain doctor` reports components that fail to import.
     """
     registry = current()
     lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
     if as_json:
         click.echo(json.dumps({"components": [asdict(line) for line in lines]}, indent=2))
-        return
-    if lines:
+    elif not lines:
+        click.echo("nothing installed" + (f" of the kind {kind!r}" if kind else ""))
+    elif kind:
         print_table(lines)
     else:
-        click.echo("nothing installed" + (f" of the kind {kind!r}" if kind else ""))
+        print_names(lines)
+
+
+def print_names(lines: list[Line]) -> None:
+    """Print the names of each kind, as wide as the terminal and on one line elsewhere, then all errors."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console() if Console().is_terminal else Console(width=10_000)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for kind, group in groupby(lines, key=lambda line: line.kind):
+        names = [line.name for line in group]
+        table.add_row(Text(f"{kind} ({len(names)})", style="bold"), Text(", ".join(names), style="cyan"))
+    console.print(table)
+    for line in lines:
+        if line.error:
+            console.print(Text(f"error: {line.kind} {line.id}: {line.error}", style="red"), soft_wrap=True)
+    console.print("`quintain list KIND` adds summaries; `quintain info NAME` describes one component.", style="dim")
 
 
 def print_table(lines: list[Line]) -> None:
-    """Print a table; a broken component shows its error instead of its summary."""
+    """Print a table of components of one kind; a broken one shows its error instead of its summary."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console(width=None if Console().is_terminal else 160)
-    table = Table(box=None, pad_edge=False, header_style="bold")
     sourced = any(line.source for line in lines)
-    for title in ("kind", "name", "from", "what it is", *(["source"] if sourced else [])):
-        table.add_column(title, overflow="fold", no_wrap=title == "kind")
+    apart = sourced and console.width >= 120  # a narrow terminal has the source below the summary
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("name", "what it is", *(["source"] if apart else []), "from"):
+        table.add_column(title, overflow="fold")
     for line in lines:
-        about = line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else "")
-        text = Text(f"error: {line.error}", style="red") if line.error else Text(about)
-        origin = Text(f"{line.distribution} {line.version}", style="dim")
-        source = [Text(line.source, style="dim")] if sourced else []
-        table.add_row(line.kind, Text(line.name, style="cyan"), origin, text, *source)
+        about = Text(line.summary + (f" (needs {', '.join(line.needs)})" if line.needs else ""))
+        if line.error:
+            about = Text(f"error: {line.error}", style="red")
+        elif line.source and not apart:
+            about.append(f"\n{line.source}", style="dim")
+        source = [Text(line.source, style="dim")] if apart else []
+        table.add_row(Text(line.name, style="cyan"), about, *source, Text(line.distribution, style="dim"))
     console.print(table)

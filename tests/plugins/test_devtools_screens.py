@@ -1,0 +1,92 @@
+"""What `list`, `info` and `doctor` print fits on a screen of 80 columns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from quintain.cli import KINDS, current, main
+from quintain_devtools.docstrings import parameter_docs, plain
+from quintain_devtools.doctor import print_findings, print_sections
+from quintain_devtools.host import section
+from quintain_devtools.plugin_checks import Finding
+from quintain_devtools.sections import Section
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns without colours."""
+    for name, value in {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "NO_COLOR": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("screen")
+def test_list_has_a_row_per_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    """All names of a kind, with their number, wrapped below each other; `list KIND` has the summaries."""
+    assert 0 == main(["list"])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert max(map(len, lines)) <= 80
+    heads = dict(re.findall(r"^(\w+) \((\d+)\) ", "\n".join(lines), re.M))
+    kinds = [c.kind for c in current().components()]
+    assert {kind: str(kinds.count(kind)) for kind in {*kinds} & {*KINDS.values()}} == heads
+    assert len(lines) <= 45
+    main(["list", "environments"])
+    assert "Sums, differences and products" in capsys.readouterr().out
+
+
+def test_list_into_a_pipe_has_one_line_per_kind(capsys: pytest.CaptureFixture[str]) -> None:
+    """`grep` finds a name with its kind."""
+    main(["list"])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment")]
+
+    assert {"arithmetic", "gsm8k", "tools"} <= set(re.findall(r"[\w-]+", line))
+
+
+@pytest.mark.usefixtures("screen")
+@pytest.mark.parametrize("name", ["dapo", "arithmetic", "math_equal", "objective.cispo", "search", "workers", "hf"])
+def test_info_has_no_marks_of_restructured_text(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """Backquotes, stars and hard line breaks are the source's, not the reader's."""
+    assert 0 == main(["info", name])
+    out = capsys.readouterr().out
+
+    assert "``" not in out
+    assert not re.search(r"(?<![\w*\d ])\*\w+\*", out)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_a_description_of_several_lines_is_whole() -> None:
+    """Also that of the only parameter, whose second line is indented deeper."""
+    doc = "Sum.\n\n    Args:\n        cap: the ratio, 1 +\n            high; no lower clip.\n"
+
+    assert {"cap": "the ratio, 1 + high; no lower clip."} == parameter_docs(doc)
+
+
+def test_plain_text_of_a_docstring() -> None:
+    """Paragraphs become lines; code keeps its lines."""
+    doc = "One ``two``\nand `three` of *four*::\n\n    a = 1\n    b = 2 * a * 3\n\n* an item\n* another"
+
+    assert "One two and three of four:\n\n    a = 1\n    b = 2 * a * 3\n\n* an item\n* another" == plain(doc)
+
+
+@pytest.mark.usefixtures("screen")
+def test_doctor_describes_the_host_and_shows_only_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    """Python, libraries, devices, CPUs, memory and disks first; rows of sound components with --all."""
+    fine = Finding(kind="reward", id="d/fine", seconds=0.1, status="ok")
+    broken = Finding(kind="reward", id="d/bad", seconds=0.1, status="error", message="no module 'x'")
+
+    print_sections([Section(name="later", seconds=0.0), Section(name="host", seconds=0.0, **section())])
+    print_findings([fine, broken], every=False)
+    out = capsys.readouterr().out
+    host, summary = out.partition("later")[0], out.splitlines()[-1]
+
+    for label in ("Python", "libraries", "device", "CPUs", "memory", "disk"):
+        assert re.search(rf"^{label} +\S", host, re.M), host
+    assert re.search(r"torch \d", host)
+    assert max(map(len, host.splitlines())) <= 80
+    assert "d/fine" not in out
+    assert "error: reward d/bad: no module 'x'" in out
+    assert "1 of 2 components are fine, 1 broken (--all shows each)" == summary
+    print_findings([fine, broken], every=True)
+    assert "d/fine" in capsys.readouterr().out
