@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before any library is imported: no network, no telemetry, no window, and threads that leave a core to the rest.
@@ -14,6 +15,13 @@ os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples in each run, so that a change is judged by what it did; QUINTAIN_FUZZ=1 looks for new ones.
+for name, same in (("same", True), ("fuzz", False)):
+    hypothesis.settings.register_profile(
+        name, derandomize=same, deadline=None, database=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    )
+hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else "same")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -89,6 +89,16 @@ def test_any_format_goes_with_any_template(data: st.DataObject, name: str, form:
     converse(name, form, data)
 
 
+def test_control_tokens_that_the_template_refuses_do_not_end_a_run() -> None:
+    """The template of gpt-oss refuses channels within a reply; with another format, a policy can write one."""
+    tokenizer = tokenizer_with("gpt-oss", "hermes")
+    call = component("hermes").render_calls([ToolCall(name="look", arguments={"word": "a"})], [LOOK, NOW])
+    ids = tokenizer.encode(f"{call}<|channel|>final<|message|>")
+    assert set(ids) & set(controls(tokenizer))
+    engine = Teller(tokenizer, [[*ids, tokenizer.stop_ids[0]]])
+    check(talked(Talk(questions=["asked"], said=["found"]), engine), engine.heard)
+
+
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)

@@ -161,6 +161,10 @@ class HFTokenizer:
                 )
             )
         except TemplateError as error:
+            # What the policy says must not end a run: where a template refuses its control tokens, they are text.
+            spelled = [replace(m, content=self.literal(m.content)) if m.role == "assistant" else m for m in messages]
+            if spelled != list(messages):
+                return self.apply_template(spelled, tools, prompt=prompt)
             roles = ", ".join(m.role for m in messages)
             raise UsageError(f"the chat template of {self.name} refuses the messages ({roles}): {error}") from error
 
