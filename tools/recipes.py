@@ -1,4 +1,6 @@
-"""Write docs/recipes.md: every key of a recipe, from `quintain.recipe` and the meanings below. A test compares them.
+"""Write docs/recipes.md: every key of a recipe, with the meanings below; and these meanings for `quintain schema`.
+
+A test compares them.
 
 python tools/recipes.py
 """
@@ -6,6 +8,7 @@ python tools/recipes.py
 from __future__ import annotations
 
 import json
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +20,9 @@ from pydantic.fields import FieldInfo
 
 from quintain.training.recipe.tables import Recipe
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "recipes.md"
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "recipes.md"
+MEANT = ROOT / "plugins" / "devtools" / "src" / "quintain_devtools" / "recipe_keys.json"
 
 COUNT_OR_WORDS = {
     "environments.limits.turns": 'whole number >= 1, or `"none"`',
@@ -188,6 +193,29 @@ Keys of the recipe override those of the base, and `--set` overrides both. Table
 extend another recipe, but not in a circle. Errors name the file with the key. The resolved recipe in the run folder has
 all keys and no `extends`.
 
+## In an editor
+
+`quintain schema` (plugin `quintain-devtools`) prints the JSON Schema of recipes. Editors with
+[taplo](https://taplo.tamasfe.dev), such as VS Code with Even Better TOML, read it: they complete keys and the names of
+installed components, show the meanings below, and underline mistakes.
+
+```bash
+quintain schema
+```
+
+Save the output as `recipe.schema.json` beside the recipe, and name it in the first line of the recipe:
+
+```toml
+#:schema ./recipe.schema.json
+extends = "quickstart"
+
+[learner]
+lr = 1e-5
+```
+
+Arguments of components, reward expressions and relations between keys are checked by
+`quintain train FILE --dry-run` only.
+
 `tools/recipes.py` writes this page; a test compares it with the code.
 """
 
@@ -283,5 +311,15 @@ def render() -> str:
     return "\n".join(parts)
 
 
+def meanings() -> str:
+    """The meanings of tables and keys as `quintain schema` reads them: JSON without Markdown."""
+    texts = {
+        name: re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).replace("`", "")
+        for name, text in (SECTIONS | MEANINGS).items()
+    }
+    return json.dumps(texts, indent=1, sort_keys=True) + "\n"
+
+
 if __name__ == "__main__":
+    MEANT.write_text(meanings(), encoding="utf-8")
     PAGE.write_text(render(), encoding="utf-8")
