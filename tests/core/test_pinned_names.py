@@ -95,6 +95,7 @@ def quintain(place: Path, env: dict[str, str], *commands: list[str]) -> list[tup
     return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.ci
 def test_a_plugin_with_the_same_names_breaks_neither_quickstart_nor_resume(
     tmp_path: Path, shadowed: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

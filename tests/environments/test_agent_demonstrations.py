@@ -107,6 +107,7 @@ def test_a_source_with_written_demonstrations_keeps_them() -> None:
     assert len(list(islice(environment.demonstrations("train"), 3))) == 3
 
 
+@pytest.mark.ci
 def test_the_cache_of_warm_starts_depends_on_the_code_of_agent_and_source(desk: Path) -> None:
     """A tool or a demonstrator that changes makes other demonstrations; another process finds the same key."""
 

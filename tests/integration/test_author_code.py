@@ -147,6 +147,7 @@ def stop(process: subprocess.Popen[str], *signals: signal.Signals) -> None:
         process.send_signal(number)
 
 
+@pytest.mark.ci
 def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Path) -> None:
     """The steps before are kept."""
     cases = {"spins": (signal.SIGTERM,), "waits for ever": (signal.SIGTERM,), "catches": (signal.SIGINT, signal.SIGINT)}

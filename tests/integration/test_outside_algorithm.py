@@ -76,6 +76,7 @@ def test_it_is_listed_with_its_source(environ: dict[str, str]) -> None:
     assert ("quintain-sapo", "objective.sapo") == (piece["distribution"], piece["name"])
 
 
+@pytest.mark.ci
 def test_it_trains_by_name(environ: dict[str, str], tmp_path: Path) -> None:
     """A recipe takes the row and configures its piece; two steps of two minibatches, so that the gate leaves 1."""
     save_tiny(tmp_path / "model", context=256)
