@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -58,14 +59,28 @@ class Backend(ABC):
     async def stop(self) -> None:  # noqa: B027 - as above
         """Stop."""
 
+    def request(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Any:
+        """What `send` takes to ask *messages*, which *prompt* was rendered to. It is made before the call has its turn
+        among the concurrent ones, and `answer` is called after it: so requests follow each other without a gap."""
+        return prompt, messages, sampling
+
     @abstractmethod
-    async def ask(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Answer:
-        """The answer to *messages*, which *prompt* was rendered to.
+    async def send(self, request: Any) -> Any:
+        """Send *request*; what comes back is for `answer`.
 
         Raises:
             TransientFailure, UnreadableVerdict: may be tried again.
             InfrastructureError: any other failure.
         """
+
+    def answer(self, response: Any) -> Answer:
+        """The answer in what `send` returned.
+
+        Raises:
+            As `send`.
+        """
+        assert isinstance(response, Answer)
+        return response
 
 
 class Replayed(Backend):
@@ -73,7 +88,7 @@ class Replayed(Backend):
 
     name = "recording"
 
-    async def ask(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Answer:
+    async def send(self, request: Any) -> Any:
         raise InfrastructureError("a recording answers no new prompts")
 
 
@@ -121,12 +136,18 @@ class Endpoint(Backend):
     async def stop(self) -> None:
         await self._client.__aexit__()
 
-    async def ask(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Answer:
+    def request(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> bytes:
         body = protocol.request_body(self._client.model, messages, (), sampling) | self._extra | self._format(prompt)
+        return json.dumps(body).encode()
+
+    async def send(self, request: bytes) -> tuple[int, str, float]:
         try:
-            status, text, wait = await self._client.send_once("POST", "/chat/completions", body)
+            return await self._client.send_once("POST", "/chat/completions", request)
         except (OSError, TimeoutError, aiohttp.ClientError) as e:
             raise TransientFailure(f"{self.name}: {protocol.shortened(str(e)) or type(e).__name__}") from e
+
+    def answer(self, response: tuple[int, str, float]) -> Answer:
+        status, text, wait = response
         if status in RETRIED:
             raise TransientFailure(str(self._client.refusal(status, text)), wait)
         if status != 200:
@@ -177,7 +198,8 @@ class EngineBackend(Backend):
         self.name = engine.name
         self.writes = not isinstance(engine, TokenEngine)
 
-    async def ask(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> Answer:
+    async def send(self, request: tuple[Prompt, list[Message], Sampling]) -> Answer:
+        prompt, messages, sampling = request
         if not isinstance(self._engine, TokenEngine):
             try:
                 reply = await self._engine.reply(messages, (), sampling)

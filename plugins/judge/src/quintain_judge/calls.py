@@ -218,13 +218,14 @@ class Caller:
                 seed=int(digest[:12], 16) + 1000 * vote + attempt,
             )
             # Another delimiter each time: at temperature 0 an equal prompt would get an equal answer.
-            messages = prompt.messages(settings.seed, attempt)
+            request = backend.request(prompt, prompt.messages(settings.seed, attempt), sampling)
             try:
                 async with self._semaphore:
                     self._begin()
                     await self._slot()
                     async with asyncio.timeout(settings.timeout):
-                        answer = await backend.ask(prompt, messages, sampling)
+                        response = await backend.send(request)
+                answer = backend.answer(response)
                 self._add(_price(answer, backend.prices))
                 verdict = prompt.form.read(answer.text)
             except (TransientFailure, UnreadableVerdict) as e:

@@ -84,7 +84,7 @@ def emptiness(answer: str) -> str:
     if _OPENERS.fullmatch(bare):
         return "an opener without an answer"
     words = [w for w in _WORD.findall(text[:LONGEST]) if w.isascii() and len(w) >= 4]
-    if words and sum(map(_unpronounceable, words)) > MOST_GIBBERISH * len(words):
+    if words and _gibberish(words):
         return "gibberish"
     if len(every) >= 20 and distinct <= 2:
         return "one word repeated"
@@ -115,6 +115,16 @@ def visible(text: str) -> str:
 
 def _content(text: str) -> bool:
     return any(c.isalnum() for c in text)
+
+
+def _gibberish(words: list[str]) -> bool:
+    least = (1 - MOST_GIBBERISH) * len(words)  # pronounceable words that show a language: found among the first ones
+    pronounceable = 0
+    for word in words:
+        pronounceable += not _unpronounceable(word)
+        if pronounceable >= least:
+            return False
+    return True
 
 
 def _unpronounceable(word: str) -> bool:

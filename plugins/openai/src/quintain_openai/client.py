@@ -21,6 +21,7 @@ from . import protocol
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """Statuses of failures that may pass."""
 _LONGEST_WAIT = 60.0
+_JSON = {"Content-Type": "application/json"}
 _MOST_LISTED = 16_000_000
 """Bytes of the list of models, at most."""
 
@@ -176,14 +177,18 @@ class OpenAIEngine(Engine):
     async def send_once(self, method: str, path: str, body: Any) -> tuple[int, str, float]:
         """One request without retries: status and text of the answer, and the seconds that ``Retry-After`` asks for.
 
+        Args:
+            body: sent as JSON; bytes are JSON already.
+
         Raises:
             InfrastructureError: not started, or an answer of more than ``max_bytes``.
             OSError, TimeoutError, aiohttp.ClientError: no answer.
         """
         if self._http is None:
             raise InfrastructureError(f"{self.name} is not started: use `async with engine:`")
+        content = {"data": body, "headers": _JSON} if isinstance(body, bytes) else {"json": body}
         # A redirect would carry the conversation to a host that nobody named.
-        async with self._http.request(method, self.base_url + path, json=body, allow_redirects=False) as response:
+        async with self._http.request(method, self.base_url + path, **content, allow_redirects=False) as response:
             most = self._max_bytes if method == "POST" else _MOST_LISTED
             data = bytearray()
             async for part in response.content.iter_any():  # decompressed
