@@ -17,7 +17,11 @@ from quintain.errors import StorageError, UsageError
 from quintain.registry.binding import bind
 from quintain.testing import ScriptedEngine
 from quintain_judge import Disagreement, EngineJudge, JudgeService, PolicyJudge, UnreadableVerdict
-from quintain_judge.calls import Budget, BudgetSpent
+from quintain_judge.backends import Backend
+from quintain_judge.cache import Answer, AnswerCache
+from quintain_judge.calls import Budget, BudgetSpent, Caller, CallSettings
+from quintain_judge.prompts import Prompt
+from quintain_judge.verdicts import Scale
 
 from .judge_kit import JudgeServer, completion, judged, scored, texts_of
 
@@ -181,6 +185,35 @@ def test_concurrency_and_connections_are_bounded() -> None:
     assert server.most == 4 and len(server.connections) <= 5  # four, and that of the list of models
 
 
+def test_requests_are_encoded_before_their_turn() -> None:
+    """With one request in flight, the second is ready before the first is answered."""
+    events: list[str] = []
+
+    class Probe(Backend):
+        identity = "probe"
+
+        def request(self, prompt: Prompt, messages: list[Message], sampling: Sampling) -> str:
+            events.append(f"encode {prompt.instruction}")
+            return prompt.instruction
+
+        async def send(self, request: str) -> str:
+            events.append(f"send {request}")
+            await asyncio.sleep(0)
+            return request
+
+        def answer(self, response: str) -> Answer:
+            events.append(f"read {response}")
+            return Answer(text='{"reason": "", "score": 1}')
+
+    async def run() -> list[Any]:
+        caller = Caller(CallSettings(concurrency=1), AnswerCache(None))
+        prompts = [Prompt(instruction=name, texts=(), form=Scale(0, 1)) for name in ("one", "two")]
+        return await asyncio.gather(*(caller.call(Probe(), prompt) for prompt in prompts))
+
+    assert [verdict for verdict, _ in asyncio.run(run())] == [1.0, 1.0]
+    assert events == ["encode one", "send one", "encode two", "read one", "send two", "read two"]
+
+
 def test_the_rate_is_kept() -> None:
     """Twenty calls at 100 a second have 19 intervals of 10 ms between them: a lower bound, however slow the machine."""
     start = time.monotonic()
@@ -199,7 +232,7 @@ def test_faults_of_a_server_are_retried_and_no_rollout_is_lost() -> None:
     ]  # fmt: skip
 
     async def late() -> Any:
-        await asyncio.sleep(5)
+        await asyncio.sleep(30)
         return scored(0)
 
     def script(body: Any) -> Any:
@@ -218,7 +251,7 @@ def test_faults_of_a_server_are_retried_and_no_rollout_is_lost() -> None:
         )
         return outcomes, judge.metrics()
 
-    outcomes, metrics = judged(server, use, timeout=0.3, retries=1)
+    outcomes, metrics = judged(server, use, timeout=1.5, retries=1)
     assert outcomes == [1.0] * 33
     assert (metrics["retries"], metrics["unreadable"]) == (33, 12)  # the others are failures of the server
 
