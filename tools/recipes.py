@@ -31,6 +31,7 @@ COUNT_OR_WORDS = {
     "environments.limits.reward_seconds": 'number > 0, or `"none"`',
     "evaluation.tasks": 'whole number >= 1, or `"all"`',
     "evaluation.test.tasks": 'whole number >= 0, or `"all"`',
+    "evaluation.environments.tasks": 'whole number >= 1, or `"all"`',
     "rollouts.keep": 'whole number >= 1, `"all"` or `"none"`',
     "model.lora.target_modules": 'list of text, or `"all-linear"`',
     "run.max_sample_mismatch": 'number > 0, or `"none"`',
@@ -52,6 +53,9 @@ UNSET = {
     "batch.concurrency": "chosen by the engine",
     "learner.token_budget": "chosen by the learner",
     "evaluation.max_tokens": "as in `sampling`",
+    "evaluation.environments.name": "name of the environment",
+    "evaluation.environments.split": "as in `evaluation`",
+    "evaluation.environments.tasks": "as in `evaluation`",
     "stop.accuracy": "never",
     "stop.minutes": "never",
     "stop.samples": "never",
@@ -60,6 +64,9 @@ UNSET = {
     "run.name": "name of the first environment, and a number",
 }
 """Meaning of a key that is not set."""
+
+OF_EVALUATED = "evaluation.environments"
+"""A section with the keys of `environments`, and some of its own."""
 
 SECTIONS = {
     "run": "The run as a whole.",
@@ -78,6 +85,11 @@ SECTIONS = {
     "learner": "The optimizer, AdamW.",
     "evaluation": "Held-out accuracy during training, by greedy decoding unless changed.",
     "evaluation.test": "The evaluation before and after training, as reported in `summary.json`.",
+    "evaluation.environments": (
+        "What the evaluations measure instead of `[[environments]]`: other environments, arguments or splits. Each is "
+        "a table `[[evaluation.environments]]` with the keys of `[[environments]]` and these. With several, "
+        "`held_out.accuracy` is their weighted mean, and `held_out.NAME.accuracy` that of each."
+    ),
     "checkpoint": "Model folders in Hugging Face format, with the state that a resumed run needs.",
     "rollouts": "The Parquet files of the run folder.",
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
@@ -144,6 +156,10 @@ MEANINGS = {
     "evaluation.samples": "rollouts per task",
     "evaluation.temperature": "0 is greedy",
     "evaluation.max_tokens": "new tokens of one turn",
+    "evaluation.environments.weight": "share of the accuracy; 0 reports without counting",
+    "evaluation.environments.name": "of its metrics",
+    "evaluation.environments.split": "split evaluated during training",
+    "evaluation.environments.tasks": "tasks evaluated during training",
     "evaluation.test.split": "split evaluated before and after training",
     "evaluation.test.tasks": "tasks per environment; 0 disables this evaluation",
     "checkpoint.every": "steps between checkpoints; 0 means only at the end",
@@ -226,7 +242,7 @@ def tables(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[tuple[
     """Every table of a recipe by its dotted name, in order."""
     for name, field in model.model_fields.items():
         inner = table_of(field.annotation)
-        if inner is not None:
+        if inner is not None and prefix != f"{OF_EVALUATED}.":
             yield prefix + name, inner
             yield from tables(inner, f"{prefix}{name}.")
 
@@ -241,7 +257,12 @@ def table_of(annotation: Any) -> type[BaseModel] | None:
 def keys(section: str, table: type[BaseModel]) -> dict[str, FieldInfo]:
     """The keys of a table that are not tables themselves, by dotted name."""
     fields = {f"{section}.{name}": field for name, field in table.model_fields.items()}
-    return {name: field for name, field in fields.items() if table_of(field.annotation) is None}
+    chosen = {name: field for name, field in fields.items() if table_of(field.annotation) is None}
+    if section == OF_EVALUATED:
+        return {
+            name: field for name, field in chosen.items() if name.rpartition(".")[2] in vars(table)["__annotations__"]
+        }
+    return chosen
 
 
 def expected(name: str, field: FieldInfo) -> str:
@@ -290,7 +311,9 @@ def default(name: str, field: FieldInfo) -> str:
 
 def heading(section: str) -> str:
     """The section as a recipe spells it."""
-    return {"environments": "[[environments]]", "services": "[services.SLOT]"}.get(section, f"[{section}]")
+    if section.endswith("environments"):
+        return f"[[{section}]]"
+    return {"services": "[services.SLOT]"}.get(section, f"[{section}]")
 
 
 def render() -> str:

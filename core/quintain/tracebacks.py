@@ -10,6 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -104,7 +105,9 @@ _KEYWORD = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'"
 
 
 def _near_miss(error: BaseException) -> str:
-    """Did-you-mean for a misspelled variable, attribute or keyword argument."""
+    """Did-you-mean for a misspelled variable, attribute or keyword argument, or the place of what cannot be stored."""
+    if isinstance(error, FrozenInstanceError):
+        return "; concurrent episodes share the environment: keep the state of an episode in local variables"
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     if isinstance(error, NameError) and error.name:
         names = [name for f in frames[-1:] for name in (*f.f_locals, *f.f_globals, *vars(builtins))]

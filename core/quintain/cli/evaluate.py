@@ -201,7 +201,9 @@ def _alone(option: str, *others: str) -> None:
 def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     """The service of each slot in ``--service`` and ``--service-arg``; by default the service named like the slot."""
     from ..registry.lookup import current
-    from ..training.recipe.tables import ComponentTable, override
+    from ..services.manager import find_service
+    from ..training.recipe.tables import override
+    from ..training.resolve import with_model
 
     names: dict[str, str] = {}
     for pair in pairs:
@@ -218,8 +220,8 @@ def services_of(pairs: Sequence[str], args: Sequence[str]) -> dict[str, Choice]:
     choices: dict[str, Choice] = {}
     for slot in [*names, *(s for s in settings if s not in names)]:
         use = names.get(slot, slot)
-        component = current().load("service", use)
-        choices[slot] = ComponentTable(use=use, args=_fields(settings.get(slot, ()), component, "--service-arg"))
+        component = current().resolve(find_service(use))
+        choices[slot] = with_model(use, _fields(settings.get(slot, ()), component, "--service-arg"))
     return choices
 
 

@@ -28,6 +28,7 @@ class ControlEngine(Engine):
         self.name = f"@{self.control}"
         self._environment = environment
         self._task: Task | None = None
+        self._player: dict[str, str] = {}  # keyword arguments of a control that knows the player
         controls = environment.controls()
         if self.control not in controls:
             hint = f"{type(environment).__name__} has: {', '.join(controls)}"
@@ -42,13 +43,20 @@ class ControlEngine(Engine):
         """The engine of one episode."""
         bound = copy.copy(self)
         bound._task = task
+        return bound.for_player("")
+
+    def for_player(self, name: str) -> ControlEngine:
+        """The engine of one player; a control with the parameter `player` gets its name."""
+        bound = copy.copy(self)
+        method = getattr(self._environment, self.control)
+        bound._player = {"player": name} if "player" in inspect.signature(method).parameters else {}
         return bound
 
     async def reply(self, messages: Sequence[Message], tools: Sequence[ToolSpec], sampling: Sampling) -> Reply:
         if self._task is None:
             raise UsageError(f"{self.name} answers single tasks: bind it with for_task(task)")
         try:
-            answer = getattr(self._environment, self.control)(self._task, messages)
+            answer = getattr(self._environment, self.control)(self._task, messages, **self._player)
             if inspect.isawaitable(answer):
                 answer = await answer
         except Exception as e:

@@ -62,6 +62,10 @@ class Engine(Service):
         """The engine of player *name* of an episode (``""`` is the policy's first): this one, unless players differ."""
         return self
 
+    def for_episode(self, seed: int) -> Engine:
+        """The engine that plays in the episode of *seed*: this one, unless it draws a player for each episode."""
+        return self
+
     @property
     def concurrency(self) -> int | None:
         """Episodes worth running at once; ``None`` leaves it to the recipe."""

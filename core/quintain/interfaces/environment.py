@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy as shallow_copy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar, dataclass_transform
 
-from ..errors import EnvironmentFault, NoTasksError, QuintainError
+from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError
 from ..tracebacks import is_failure, said_by
 from ..types.task import Message, Task
 from .agent import Agent, Limits
@@ -33,7 +34,7 @@ class Demonstration:
 
 def control(*, scores: Literal["max", "min"] | None = None) -> Callable[[F], F]:
     """Mark a method ``(task, messages) -> str | Reply`` as a control: a scripted policy that `eval --engine @name` can
-    run.
+    run. A parameter ``player: str`` gets the name of the player that it answers for.
 
     Args:
         scores: what the conformance suite expects of it: ``"max"`` for a reference answer, ``"min"`` for a known hack.
@@ -63,6 +64,8 @@ class Environment(Generic[T, R]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if not inspect.iscoroutinefunction(inspect.unwrap(cls.rollout)):
+            raise UsageError(f"{cls.__name__}.rollout is no coroutine: write `async def rollout(self, task, agent)`")
         dataclass(frozen=True, kw_only=True)(cls)
 
     def tasks(self, split: str) -> Iterable[T]:

@@ -45,7 +45,7 @@ class Session(Agent):
     def __init__(self, episode: EpisodeState, name: str = "", engine: Engine | None = None) -> None:
         self._episode = episode
         self._name = name
-        self._engine: Engine = engine or episode.engine.for_player(name)
+        self._engine: Engine = engine.for_episode(episode.seed) if engine else episode.engine.for_player(name)
         self.trains = engine is None
         self.messages: list[Message] = []
         self._conversation: Conversation | None = None

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from ..errors import RecipeError
 from ..interfaces.service import Service
 from ..registry.binding import bind, signature_of
+from ..registry.discovery import Component
 from ..registry.lookup import Registry, current
 
 IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
@@ -93,13 +94,20 @@ def _chosen(
     slot: str, choices: Mapping[str, Choice], registry: Registry, trail: tuple[str, ...], fix: str
 ) -> tuple[Any, Mapping[str, Any]]:
     if slot in choices:
-        return registry.load("service", choices[slot].use), choices[slot].args
+        return registry.resolve(find_service(choices[slot].use)), choices[slot].args
     if registry.matching(slot, "service"):
         return registry.load("service", slot), {}
     by = f" (needed by the service {trail[-1]!r})" if trail else ""
     raise RecipeError(
         f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` shows what there is"
     )
+
+
+def find_service(name: str) -> Component:
+    """The service called *name*, or else the engine, which is a service for another player; raises as `find`."""
+    registry = current()
+    engine = ":" not in name and not registry.matching(name, "service") and registry.matching(name, "engine")
+    return registry.find("engine" if engine else "service", name)
 
 
 def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -21,6 +21,7 @@ from ..registry.lookup import current
 from ..rollouts.runner import RolloutContext
 from ..services.manager import opened
 from ..types.sampling import derived_seed
+from .check import split_notes
 from .checkpoint import Checkpoint, CheckpointManager, latest
 from .collect import Collector
 from .hooks import Hooks
@@ -88,7 +89,8 @@ async def _run_training(
 ) -> dict[str, Any]:
     weight_copy = weight_copy_for(recipe, algorithm, model)
     engine = engine_for(recipe, model if weight_copy is None else replace(model, module=weight_copy.module))
-    slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
+    others = [resolve_environment_table(table) for table in recipe.evaluation.environments]
+    slots = {slot for spec in (*specs, *others) for slot in spec.slots} | algorithm.slots
     state = checkpoint.state if checkpoint else None
     replays = Replay()
     own = {"policy": engine, "learner": learner, "replay": replays}
@@ -96,7 +98,7 @@ async def _run_training(
         learner.serve(services)
         algorithm = learner.algorithm or algorithm
         environments = [spec.make(services) for spec in specs]
-        for note in remarks(recipe, algorithm, environments):
+        for note in [*remarks(recipe, algorithm, environments), *split_notes(recipe, environments)]:
             screen.note(note)
         replays.environments = named(distinct(spec.name for spec in specs), environments)
         run = Run(
@@ -116,6 +118,7 @@ async def _run_training(
                 screen=screen,
                 replays=replays,
             ),
+            held_out=[spec.make(services) for spec in others] or environments,
             services=services,
             hooks=Hooks.installed(),
             screen=screen,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..errors import NoTasksError, UsageError
+from ..evaluation.class_checks import FIRST, check_repeatable, shared_tasks
 from ..evaluation.evaluation import tasks_of
 from ..interfaces.algorithm import Algorithm, GroupStats
+from ..interfaces.environment import Environment
 from ..models.load import as_device
 from ..registry.binding import check_args
 from ..registry.lookup import current
 from ..services.manager import start_order
-from .recipe.tables import Recipe
+from .recipe.tables import EvaluatedTable, Recipe
 from .resolve import (
     OWN_SLOTS,
     EnvironmentSpec,
@@ -40,13 +45,18 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.model.tool_format != "auto":
         current().find("tool_format", recipe.model.tool_format)
     specs = [resolve_environment_table(table) for table in recipe.environments]
-    slots = {slot for spec in specs for slot in spec.slots} | algorithm.slots
+    evaluated = [resolve_environment_table(table) for table in recipe.evaluated]
+    slots = {slot for spec in (*specs, *evaluated) for slot in spec.slots} | algorithm.slots
     for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(OWN_SLOTS)):
         check_args(component, args, who=f"[services.{slot}]")
-    for spec in specs:
+    for spec in (*specs, *evaluated):
         check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-        if not spec.slots:  # tasks that need services are checked when the services run
-            check_tasks(recipe, spec, algorithm)
+        if spec.slots:
+            continue  # tasks that need services are checked when the services run
+        if spec in specs:
+            check_tasks(spec, algorithm)
+        else:
+            check_evaluation(recipe, spec)
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
@@ -67,21 +77,31 @@ def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:
         )
 
 
-def check_tasks(recipe: Recipe, spec: EnvironmentSpec, algorithm: Algorithm) -> None:
-    """Look for a first task in every split that the recipe uses.
+def check_tasks(spec: EnvironmentSpec, algorithm: Algorithm) -> None:
+    """Look for tasks to train on, which must be the same in each call.
 
     Raises:
-        NoTasksError: a split is empty; the message names the key that disables its evaluation.
-        UsageError: the plan orders tasks by level and this task has none.
-        EnvironmentFault: the code of the environment failed.
+        NoTasksError: there are none.
+        UsageError: the plan orders tasks by level and the first has none.
+        EnvironmentFault: the code of the environment failed, or its tasks change.
     """
     environment = spec.make({})
     (first,) = tasks_of(environment, "train", 1, name=spec.name)
+    check_repeatable(environment, "train", spec.name)
     curriculum_kind(algorithm.plan).check(first, spec.name, algorithm.plan)
-    table = recipe.evaluation
-    final = table.test
+
+
+def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
+    """Look for a first task in every split that the evaluations use.
+
+    Raises:
+        NoTasksError: a split is empty; the message names the key that disables its evaluation.
+        EnvironmentFault: the code of the environment failed.
+    """
+    table, environment = recipe.evaluation, spec.make({})
+    final, own = table.test, spec.table.split if isinstance(spec.table, EvaluatedTable) else None
     for used, split, key in (
-        (table.every, table.split, "evaluation.every"),
+        (table.every, own or table.split, "evaluation.every"),
         (final.tasks, final.split, "evaluation.test.tasks"),
     ):
         if used == 0:
@@ -90,3 +110,16 @@ def check_tasks(recipe: Recipe, spec: EnvironmentSpec, algorithm: Algorithm) -> 
             tasks_of(environment, split, 1, name=spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
+
+
+def split_notes(recipe: Recipe, environments: Sequence[Environment[Any, Any]]) -> list[str]:
+    """A message for each environment whose held-out tasks are also tasks of training."""
+    split, notes = recipe.evaluation.split, []
+    if split != "train" and recipe.evaluation.every and not recipe.evaluation.environments:
+        for table, environment in zip(recipe.environments, environments, strict=True):
+            if shared := shared_tasks(environment, "train", split, table.label):
+                notes.append(
+                    f"{shared} of the first {FIRST} tasks of {table.label!r} in the split {split!r} are also among the "
+                    "first of 'train', so the held-out accuracy is not that of new tasks"
+                )
+    return notes

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
+from ..evaluation.class_checks import check_class
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
@@ -18,10 +19,11 @@ from ..models.sharing import SharesModule
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
-from ..services.manager import IN_RECIPE, Choice, opened, start_order
+from ..services.manager import IN_RECIPE, Choice, find_service, opened, start_order
 from .recipe.load import label
 from .recipe.rewards import parse_reward, qualified
 from .recipe.tables import ComponentTable, EnvironmentTable, Recipe
+from .runs import model_named
 from .tasks import Curriculum
 
 OWN_SLOTS = ("policy", "learner", "replay")
@@ -80,6 +82,7 @@ def resolve_environment(
     component = current().load("environment", name)
     if not (isinstance(component, type) and issubclass(component, Environment)):
         raise PluginError(f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment")
+    check_class(component)
     outcome = parse_reward(reward, _reward, where="reward") if reward else None
     if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
         raise RecipeError(
@@ -172,7 +175,19 @@ def curriculum_kind(plan: SamplingPlan) -> type[Curriculum]:
 
 def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
     """The component of each service slot: that of the recipe, else that of the algorithm."""
-    return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | dict(recipe.services)
+    own = {slot: with_model(table.use, table.args) for slot, table in recipe.services.items()}
+    return {slot: ComponentTable(use=use) for slot, use in algorithm.services.items()} | own
+
+
+def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
+    """The service *use*. If it is an engine of this machine, its model may be a run, and becomes a checkpoint's path.
+
+    Raises:
+        RunError, UnknownNameError: there is no such run, or it has no checkpoint.
+    """
+    if find_service(use).kind == "engine" and label(use) != "openai" and isinstance(args.get("model"), str):
+        args = {**args, "model": model_named(args["model"])[0]}
+    return ComponentTable(use=use, args=dict(args))
 
 
 def pinned(recipe: Recipe) -> Recipe:
@@ -182,7 +197,7 @@ def pinned(recipe: Recipe) -> Recipe:
     """
 
     def name_of(kind: str, name: str) -> str:
-        component = current().find(kind, name)
+        component = find_service(name) if kind == "service" else current().find(kind, name)
         return name if component.origin == "local" else component.id
 
     def reward_of(text: str) -> str:
@@ -195,13 +210,17 @@ def pinned(recipe: Recipe) -> Recipe:
     if recipe.model.tool_format != "auto":
         names["model.tool_format"] = name_of("tool_format", recipe.model.tool_format)
     slots = algorithm.slots
-    for i, table in enumerate(recipe.environments):
-        names[f"environments.{i}.use"] = name_of("environment", table.use)
-        names |= {f"environments.{i}.{k}": reward_of(t) for k in ("reward", "shaping") if (t := getattr(table, k))}
+    tables: dict[str, EnvironmentTable] = {f"environments.{i}": t for i, t in enumerate(recipe.environments)}
+    tables |= {f"evaluation.environments.{i}": t for i, t in enumerate(recipe.evaluation.environments)}
+    for at, table in tables.items():
+        names[f"{at}.use"] = name_of("environment", table.use)
+        names |= {f"{at}.{k}": reward_of(t) for k in ("reward", "shaping") if (t := getattr(table, k))}
         slots = slots | resolve_environment_table(table).slots
     services = chosen(recipe, algorithm)
     for slot, _, _ in start_order(services, slots, dict.fromkeys(OWN_SLOTS)):
         names[f"services.{slot}.use"] = name_of("service", services[slot].use if slot in services else slot)
+        if slot in services and "model" in services[slot].args:
+            names[f"services.{slot}.args.model"] = services[slot].args["model"]
     return recipe.replace(names)
 
 

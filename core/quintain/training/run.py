@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from ..errors import Interrupted
 from ..evaluation.evaluation import Evaluation, evaluate
 from ..interfaces.engine import TokenEngine
+from ..interfaces.environment import Environment
 from ..models.sampler_check import SamplerMismatch
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
@@ -19,7 +20,7 @@ from .checkpoint import Checkpoint, CheckpointManager, generators, restore_gener
 from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
 from .interrupts import CANCEL_SECONDS
-from .metrics import TRAINING, evaluation_metrics, failure_kind, failures_in, held_out, success_of
+from .metrics import TRAINING, distinct, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .policy_learner import PolicyLearner
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
@@ -90,6 +91,7 @@ class Run:
     Attributes:
         stop: set when the user requests a stop.
         whole: false between an update and its record, when a checkpoint would contain half a step.
+        held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
         undone: state of curriculum and services before a step that an error ended; a checkpoint saves it instead of
             their current state.
@@ -101,6 +103,7 @@ class Run:
     engine: TokenEngine
     collector: Collector
     weight_sync: WeightSync
+    held_out: Sequence[Environment[Any, Any]]
     services: Mapping[str, Any]
     hooks: Hooks
     screen: Screen
@@ -152,7 +155,7 @@ class Run:
         table = self.recipe.evaluation
         if not (self.due(table.every) or (last and table.every)):
             return {}
-        return await self.evaluate(table.split, table.tasks)
+        return await self.evaluate(table.split, table.tasks, own=True)
 
     async def final_evaluation(self, when: str) -> dict[str, Any]:
         """Evaluate on the test split, before and after training, for the summary only."""
@@ -167,20 +170,28 @@ class Run:
             )
         return metrics
 
-    async def evaluate(self, split: str, tasks: int | None) -> dict[str, Any]:
-        """Held-out metrics of the current policy over all environments of the recipe."""
+    async def evaluate(self, split: str, tasks: int | None, *, own: bool = False) -> dict[str, Any]:
+        """Held-out metrics of the current policy; *own*: an environment's own split and number of tasks win."""
+        tables = self.recipe.evaluated
+        names = distinct(table.name or table.label for table in tables)
         with self.clock("evaluation"):
             async with self.weight_sync.newest(self.learner.weights()):
-                results = [await self._evaluate(i, split, tasks) for i in range(len(self.collector.environments))]
-        metrics = held_out(results, [table.weight for table in self.recipe.environments])
+                results = []
+                for table, name, environment in zip(tables, names, self.held_out, strict=True):
+                    count = tasks if not own or table.tasks is None else None if table.tasks == "all" else table.tasks
+                    of = table.split if own and table.split else split
+                    results.append(await self._evaluate(environment, name, of, count))
+        metrics = held_out(results, [table.weight for table in tables])
         self.state.accuracy, self.state.measured = metrics["accuracy"], self.state.step
         return metrics
 
-    async def _evaluate(self, at: int, split: str, tasks: int | None) -> Evaluation:
-        table, name = self.recipe.evaluation, self.collector.names[at]
+    async def _evaluate(
+        self, environment: Environment[Any, Any], name: str, split: str, tasks: int | None
+    ) -> Evaluation:
+        table = self.recipe.evaluation
         self.screen.phase(f"held-out tasks of {name} ({split})", tasks and tasks * table.samples)
         evaluation = await evaluate(
-            self.collector.environments[at],
+            environment,
             self.engine,
             name=name,
             split=split,

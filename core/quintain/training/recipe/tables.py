@@ -258,6 +258,19 @@ class FinalTable(_Table):
     tasks: Annotated[int | None, _count_or("all", least=0), _ALL_TO_NONE, _NONE_TO_ALL] = 200
 
 
+class EvaluatedTable(EnvironmentTable):
+    """``[[evaluation.environments]]``: evaluated instead of the environments of training.
+
+    *weight* is the share of the accuracy (0: none), *name* that in its metrics. *split* and *tasks* replace those of
+    ``[evaluation]`` in the evaluations while training.
+    """
+
+    weight: float = Field(default=1.0, ge=0)
+    name: Name | None = None
+    split: Literal["train", "dev", "test"] | None = None
+    tasks: Annotated[int | Literal["all"] | None, _count_or("all")] = None
+
+
 class EvaluationTable(_Table):
     """``[evaluation]``: held-out accuracy each *every* steps (0: never) on *tasks* of *split*; greedy by default."""
 
@@ -268,6 +281,13 @@ class EvaluationTable(_Table):
     temperature: float = Field(default=0.0, ge=0, le=100)
     max_tokens: int | None = Field(default=None, ge=1)
     test: FinalTable = FinalTable()
+    environments: Annotated[tuple[EvaluatedTable, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _some_weight(self) -> EvaluationTable:
+        if self.environments and not any(table.weight for table in self.environments):
+            raise ValueError("every weight of [[evaluation.environments]] is 0; the accuracy needs one above 0")
+        return self
 
     def to_sampling(self, sampling: SamplingTable) -> Sampling:
         """For the engine; other settings are from *sampling*."""
@@ -320,6 +340,11 @@ class Recipe(_Table):
     rollouts: RolloutsTable = RolloutsTable()
     stop: StopTable = StopTable()
     services: dict[Name, ComponentTable] = {}
+
+    @property
+    def evaluated(self) -> tuple[EvaluatedTable, ...]:
+        """The environments of the evaluations, by default those of training."""
+        return self.evaluation.environments or tuple(EvaluatedTable(**dict(t)) for t in self.environments)
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
