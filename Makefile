@@ -10,6 +10,7 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do $
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SITE := $(VENV)/.site
 PIP_ARGS ?=
 TRAIN ?= $(BIN)/quintain train
 ARGS ?=
@@ -17,7 +18,7 @@ PYTEST ?= $(BIN)/python -m pytest
 WORKERS ?= 2
 MEMBERS := $(wildcard environments/*/pyproject.toml plugins/*/pyproject.toml)
 
-.PHONY: help setup train test test-all test-ci lint format types docs bench registry clean
+.PHONY: help setup train test test-all test-ci lint format docs site bench registry clean
 
 help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
@@ -39,7 +40,7 @@ test: $(READY)  ## the tests, without the long ones (WORKERS=0: in one process)
 test-all: $(READY)  ## every test that needs no daemon
 	$(PYTEST) -m "not ci" $(ARGS)
 
-test-ci: $(READY)  ## tests that need a daemon, the network or more time
+test-ci: $(READY) $(SITE)  ## tests that need a daemon, the network or more time
 	$(PYTEST) -m ci $(ARGS)
 
 lint: $(READY)  ## ruff and mypy
@@ -54,6 +55,13 @@ format: $(READY)  ## apply the fixes and the format of ruff
 docs: $(READY)  ## write the tables of docs/algorithms.md, run the snippets of README.md and docs/
 	$(BIN)/python tools/algorithms.py
 	$(PYTEST) tests/docs $(ARGS)
+
+$(SITE): $(READY) pyproject.toml
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[site]'
+	@touch $@
+
+site: $(SITE)  ## the documentation as a site, in build/site
+	$(BIN)/python -m mkdocs build --strict $(ARGS)
 
 bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
 	$(BIN)/python -m benchmarks $(ARGS)
