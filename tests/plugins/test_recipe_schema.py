@@ -93,7 +93,7 @@ def test_every_key_has_a_type_and_a_meaning() -> None:
     """No key accepts just anything, and an editor has a text to show."""
 
     def keys(table: dict[str, Any], at: str = "") -> dict[str, dict[str, Any]]:
-        found = {}
+        found: dict[str, dict[str, Any]] = {}
         for name, value in table.get("properties", {}).items():
             inner = value.get("items", value.get("additionalProperties") or value)
             tables = keys(inner, f"{at}{name}.") if isinstance(inner, dict) and "properties" in inner else {}

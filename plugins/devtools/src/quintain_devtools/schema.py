@@ -9,6 +9,7 @@ from importlib.resources import files
 from typing import Annotated, Any, get_args
 
 import click
+from annotated_types import MinLen
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
@@ -64,7 +65,7 @@ def _table(model: type[BaseModel], at: str) -> dict[str, Any]:
     for name, field in model.model_fields.items():
         key = f"{at}.{name}" if at else name
         properties[name] = _field(field, key)
-        if field.is_required() and key.startswith("environments."):
+        if field.is_required() and key.rpartition(".")[0].endswith("environments"):
             required.append(name)
     return {
         "type": "object",
@@ -84,10 +85,10 @@ def _field(field: FieldInfo, key: str) -> dict[str, Any]:
         described = _described(key)
         if key == "services":
             return {"type": "object", **described, "additionalProperties": made}
-        return {"type": "array", **described, "minItems": 1, "items": made}
+        return {"type": "array", **described, **_bounds(field), "items": made}
     made = _value(field)
-    if key in NAMED:
-        names = sorted({c.name for c in current().components(NAMED[key])})
+    if kind := NAMED.get(key) or NAMED.get(key.removeprefix("evaluation.")):
+        names = sorted({c.name for c in current().components(kind)})
         made = {"anyOf": [{"enum": names}, made]}
     default = field.get_default() if not field.is_required() else None
     if default not in (None, {}, ""):
@@ -112,6 +113,12 @@ def _value(field: FieldInfo) -> dict[str, Any]:
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
+def _bounds(field: FieldInfo) -> dict[str, int]:
+    """The least length of a list."""
+    least = next((m.min_length for m in field.metadata if isinstance(m, MinLen)), 0)
+    return {"minItems": least} if least else {}
+
+
 def _accepts(adapter: TypeAdapter[Any], value: Any) -> bool:
     try:
         adapter.validate_python(value)
@@ -129,7 +136,7 @@ def _tables_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def _described(key: str) -> dict[str, str]:
-    text = _meanings().get(key)
+    text = _meanings().get(key) or _meanings().get(key.removeprefix("evaluation."))
     return {"description": text} if text else {}
 
 
