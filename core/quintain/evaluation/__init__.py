@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .class_checks import check_class as check_class
+    from .controls import ControlEngine as ControlEngine
     from .evaluation import Evaluation as Evaluation
     from .evaluation import evaluate as evaluate
+    from .evaluation import rescore as rescore
     from .evaluation import tasks_of as tasks_of
 
 __getattr__, __dir__ = lazy_names(__name__)

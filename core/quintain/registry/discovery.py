@@ -34,6 +34,7 @@ _BROUGHT = {
     "quintain-compare": "command:compare",
     "quintain-curricula": "curriculum:adaptive command:pass-rates",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
+    "quintain-authoring": "command:check command:new command:rescore",
     "quintain-devtools": "command:doctor command:info command:list command:schema",
     "quintain-gateway": "command:serve",
     "quintain-judge": "command:judge service:judge",

@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from ..rollouts.chat.bridge import Conversation as Conversation
     from ..rollouts.chat.bridge import stops as stops
     from ..rollouts.chat.thinking_budget import cut_where_stopped as cut_where_stopped
+    from ..rollouts.runner import RolloutContext as RolloutContext
     from ..rollouts.runner import RolloutRequest as RolloutRequest
     from ..rollouts.runner import run_groups as run_groups
     from ..services.manager import BY_OPTION as BY_OPTION
     from ..services.manager import Choice as Choice
+    from ..services.manager import opened as opened
     from ..types.rollout import SCORE_TOLERANCE as SCORE_TOLERANCE
     from ..types.rollout import reaches as reaches
     from ..types.sampling import derived_seed as derived_seed

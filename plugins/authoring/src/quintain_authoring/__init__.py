@@ -1,0 +1,1 @@
+"""Commands for authors: `quintain new`, `quintain check`, `quintain rescore`."""

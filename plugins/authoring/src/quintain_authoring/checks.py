@@ -1,0 +1,274 @@
+"""The checks of `quintain check`: those of the suites, run one by one, and some of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, ClassVar, Literal
+
+import pytest
+
+from quintain import Environment, Message, Reward, Rollout, Task
+from quintain.cli import Component, current, services_of, signature_of
+from quintain.errors import PluginError, QuintainError
+from quintain.evaluation import ControlEngine, check_class
+from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout
+from quintain.training import (
+    BY_OPTION,
+    Choice,
+    EnvironmentTable,
+    Hooks,
+    opened,
+    reaches,
+    resolve_environment_table,
+)
+
+Status = Literal["ok", "failed", "warning", "skipped"]
+QUESTION = Task(prompt="What is 6 times 7?", answer="42")
+REPLIES = (
+    "42",
+    "41",
+    "It is \\boxed{42}.",
+    "<answer>42</answer>",
+    "",
+    " \n",
+    "nan",
+    "9" * 400,
+    "\\boxed{\\frac{1}{0}}",
+    "word " * 500,
+)
+"""Replies to `QUESTION` that a reward has to score, whatever it thinks of them."""
+COLLECTED = 50
+"""Answers of other tasks that a probe lists."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The result of one check; *message* says what is wrong and what to do."""
+
+    name: str
+    status: Status = "ok"
+    message: str = ""
+    seconds: float = 0.0
+
+
+def tried(name: str, call: Callable[[], str | None]) -> Check:
+    """The result of *call*, which raises if the check fails, and may return a warning."""
+    began = time.perf_counter()
+    status: Status = "ok"
+    try:
+        message = call() or ""
+        status = "warning" if message else "ok"
+    except pytest.skip.Exception as e:
+        status, message = "skipped", str(e)
+    except AssertionError as e:
+        status, message = "failed", str(e) or f"the check {name!r} does not hold"
+    except QuintainError as e:
+        status, message = "failed", str(e)
+    except Exception as e:  # noqa: BLE001 - an author's code may raise anything
+        status, message = "failed", f"{type(e).__name__}: {e}"
+    return Check(name=name, status=status, message=message, seconds=round(time.perf_counter() - began, 3))
+
+
+def check_manifest(component: Component) -> Check:
+    """Whether the distribution of *component* has a manifest that lists it."""
+
+    def manifest() -> str:
+        if component.origin == "local":
+            pytest.skip("a file or module has no manifest; `quintain new` writes a distribution with one")
+        registry, package = current(), component.module.partition(".")[0]
+        if registry.manifest(component) is None:
+            raise PluginError(f"{component.distribution} has no quintain.toml beside {package}/__init__.py; add one")
+        registry.resolve(component)
+        others = [c.distribution for c in registry.matching(component.name, component.kind)]
+        others = [name for name in others if name != component.distribution]
+        return f"{', '.join(others)} has the same name; users must write {component.id!r}" if others else ""
+
+    return tried("manifest", manifest)
+
+
+def check_environment(
+    component: Component, args: Mapping[str, Any], services: Mapping[str, Choice], *, tasks: int, episodes: int
+) -> list[Check]:
+    """The checks of an environment."""
+    loaded = current().resolve(component)
+    first = tried("class", lambda: check_class(loaded))
+    if first.status == "failed":
+        return [first]
+    spec = resolve_environment_table(EnvironmentTable(use=component.name if ":" in component.name else component.id))
+    slots = {need.slot for need in signature_of(loaded).needs} | spec.slots
+    with_workers = services_of(["workers=workers"], []) if current().matching("workers", "service") else {}
+
+    class Suite(EnvironmentSuite):
+        environment, sample = loaded, tasks
+
+        @classmethod
+        def setup_class(cls) -> None:
+            started(cls, {**with_workers, **services}, slots)
+
+    Suite.args, Suite.episodes = args, episodes
+    own = [("replies that may exploit the reward", lambda suite: probes(suite))]
+    return [first, *suite_checks(Suite, own)]
+
+
+def check_reward(
+    component: Component,
+    args: Mapping[str, Any],
+    services: Mapping[str, Choice],
+    *,
+    environment: str | None,
+    episodes: int,
+    stateful: bool,
+) -> list[Check]:
+    """The checks of a reward, on rollouts of *environment* or on replies to `QUESTION`."""
+    loaded = current().resolve(component)
+    if args and not callable(loaded):
+        raise PluginError(f"{component} is a combination of rewards and takes no --arg")
+    scored: Reward = loaded(**args) if args else loaded
+    spec = resolve_environment_table(EnvironmentTable(use=environment)) if environment else None
+
+    class Suite(RewardSuite):
+        reward = scored
+        repeatable = not stateful
+        played: ClassVar[list[Rollout[Any, Any]]] = []
+
+        @classmethod
+        def setup_class(cls) -> None:
+            started(cls, services, {*scored.needs, *(spec.slots if spec else ())})
+            cls.played = [rollout(QUESTION, text) for text in REPLIES]
+            if spec:
+                made = spec.make(cls._started)
+                cls.played = cls._runner.run(rollouts_of(made, spec.component, cls._started, episodes))
+
+        def _cases(self) -> list[Rollout[Any, Any]]:
+            return self.played
+
+    def all_scored(suite: Any) -> None:
+        for played in suite.played:
+            try:
+                suite.scores([played])
+            except QuintainError as e:
+                fix = "" if spec else "; for a reward that reads a result or a task of its own give --env ENVIRONMENT"
+                raise AssertionError(f"the reply {played.reply!r:.80} breaks it: {e}{fix}") from e
+
+    return suite_checks(Suite, [("scores every rollout", all_scored)], only=("repeat", "range"))
+
+
+def check_algorithm(component: Component) -> list[Check]:
+    """The checks of an algorithm: it loads, has a summary, and its objective is finite."""
+    loaded = current().resolve(component)
+
+    def record() -> str:
+        signature_of(loaded)
+        return "" if loaded.summary else "it has no summary, which `quintain info` shows"
+
+    def objective() -> None:
+        import torch
+
+        from quintain.learning import LossInputs
+
+        torch.manual_seed(0)
+        old = -torch.rand(8, dtype=torch.float64) - 0.1
+        logp = (old + 0.3 * torch.randn(8, dtype=torch.float64)).requires_grad_()
+        advantage = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+        at = torch.arange(8) // 2
+        inputs = LossInputs(
+            logp=logp, mu_logp=old, prox_logp=old, advantage=advantage, entropy=-old, sample=at, group=at // 2
+        )
+        try:
+            terms = loaded.objective(inputs)
+        except (QuintainError, AttributeError, TypeError) as e:
+            pytest.skip(f"its objective needs more than log-probs and advantages ({e})")
+        terms = terms[0] if isinstance(terms, tuple) else terms
+        (gradient,) = torch.autograd.grad(terms.sum(), logp)
+        assert bool(torch.isfinite(terms).all()), "the objective is not finite for log-ratios of about 0.3"
+        assert bool(torch.isfinite(gradient).all()), "the gradient of the objective is not finite"
+        assert bool(gradient.abs().sum() > 0), "the gradient of the objective is 0 for every token"
+
+    return [tried("record", record), tried("objective is finite and has a gradient", objective)]
+
+
+def check_hooks(component: Component) -> list[Check]:
+    """The check of hooks: names and parameters of its functions."""
+
+    def signatures() -> None:
+        Hooks(strict=True).add(current().resolve(component), component.id)
+
+    return [tried("names and parameters of the functions", signatures)]
+
+
+def started(suite: Any, services: Mapping[str, Choice], slots: set[str]) -> None:
+    """Start the services of *slots* in an event loop of *suite*."""
+    suite._runner, suite._stack = asyncio.Runner(), AsyncExitStack()
+    suite._started = {}
+    own = {"policy": None, "learner": None}
+    services_opened = opened(services, slots, own, fix=BY_OPTION)
+    suite._started = suite._runner.run(suite._stack.enter_async_context(services_opened))
+
+
+def suite_checks(
+    kind: Any, own: Sequence[tuple[str, Callable[[Any], str | None]]], only: Sequence[str] = ()
+) -> list[Check]:
+    """Run the tests of a suite in their order, then *own*; where its services do not start, that is the result."""
+    start = tried("services", kind.setup_class)
+    if start.status == "failed":
+        with suppress(Exception):
+            kind.teardown_class()
+        return [start]
+    suite = kind()
+    names = [name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")]
+    wanted = [name for name in names if not only or any(word in name for word in only)]
+    try:
+        rows = [tried(title_of(name, suite), getattr(suite, name)) for name in wanted]
+        rows += [tried(name, lambda call=call: call(suite)) for name, call in own]  # type: ignore[misc]
+    finally:
+        kind.teardown_class()
+    return rows
+
+
+def title_of(test: str, suite: Any) -> str:
+    """The name of a test as a row shows it."""
+    title = test.removeprefix("test_").replace("_", " ")
+    return f"{2 * suite.episodes} {title}" if title.startswith("concurrent episodes") else title
+
+
+async def rollouts_of(
+    environment: Environment[Any, Any], component: Any, services: Mapping[str, Any], count: int
+) -> list[Rollout[Any, Any]]:
+    """Rollouts of each control on the first *count* tasks."""
+    from quintain.training import RolloutContext, RolloutRequest, run_groups
+
+    tasks = list(islice(environment.tasks("train"), count))
+    played: list[Rollout[Any, Any]] = []
+    for name in component.controls():
+        context = RolloutContext(engine=ControlEngine(environment, name), services=services, retries=0)
+        requests = [RolloutRequest(environment=environment, task=t, group_size=1, index=i) for i, t in enumerate(tasks)]
+        played += [r for group in await run_groups(requests, context) for r in group.rollouts if r.turns]
+    return played
+
+
+def probes(suite: EnvironmentSuite) -> str:
+    """Which replies without work are right, and on how many tasks; empty if none is."""
+    answers = [str(t.answer) for t in suite.tasks(suite.splits[0], COLLECTED)]
+
+    def echo(messages: Sequence[Message], rng: Any) -> str:
+        return next(m.content for m in reversed(messages) if m.role != "assistant")
+
+    replies: dict[str, Any] = {
+        "the last message again": echo,
+        "all answers in a line": " ".join(answers),
+        "all answers, one a line": "\n".join(answers),
+        "all answers in boxes": " ".join(f"\\boxed{{{a}}}" for a in answers),
+        "the numbers 0 to 200": " ".join(map(str, range(201))),
+    }
+    right = {
+        name: sum(r.outcome is not None and reaches(r.outcome.of_player("")) for r in played)
+        for name, reply in replies.items()
+        if (played := suite.play(ScriptedEngine(replies=reply), concurrency=suite.episodes))
+    }
+    lines = [f"{name}: right on {n} of {suite.episodes} tasks at most" for name, n in right.items() if n]
+    return "\n".join([*lines, 'a policy will find such a reply; make it a control with scores="min"']) if lines else ""

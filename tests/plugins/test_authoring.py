@@ -1,0 +1,357 @@
+"""`quintain new`, `quintain check` and `quintain rescore`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quintain.cli import main
+from quintain.evaluation.evaluation import evaluate
+from quintain.testing import ScriptedEngine
+from quintain.training.rollout_table import to_parquet
+from quintain_authoring.check import check as check_command
+from quintain_authoring.new import KINDS, distribution_files
+
+FAULTY = """
+import itertools
+from quintain import Environment, Message, Rollout, Task, control, reward
+
+SEEN = itertools.count()
+
+@reward(range=(0, 1))
+def contains(rollout: Rollout) -> float:
+    return float(str(rollout.task.answer) in rollout.reply)
+
+@reward
+def counts(rollout: Rollout) -> float:
+    return float(next(SEEN))
+
+@reward(range=(0, 1))
+def number(rollout: Rollout) -> float:
+    return float(rollout.reply)
+
+class Words(Environment[Task, None]):
+    reward = contains
+    def tasks(self, split):
+        start = {"train": 0, "dev": 1000, "test": 2000}[split]
+        return [Task(prompt=f"Say {n}.", answer=str(n)) for n in range(start, start + 40)]
+
+class Same(Words):
+    def tasks(self, split):
+        return [Task(prompt="Say 1.", answer="1")]
+
+class Mixed(Words):
+    async def rollout(self, task, agent):
+        SHARED.append(task.id)
+        agent.user(task.prompt)
+        await agent.turn()
+        agent.metric(last=float(SHARED[-1] == task.id))
+
+class Wrong(Words):
+    @control(scores="max")
+    def poor(self, task: Task, messages: list[Message]) -> str:
+        return "nothing"
+
+SHARED = []
+"""
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "faulty.py").write_text(FAULTY)
+    return tmp_path
+
+
+def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any]]:
+    """The exit status of `quintain check`, and its rows by name."""
+    status = main(["check", *words, "--json", "--episodes", "4", "--tasks", "20"])
+    report = json.loads(capsys.readouterr().out)
+    assert (status == 0) == report["ok"]
+    return status, {row["name"]: row for row in report["checks"]}
+
+
+# ---------------------------------------------------------------- new
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_distribution_is_complete(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 0 == main(["new", kind, "word-ladder"])
+
+    (folder,) = tmp_path.iterdir()
+    files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
+    package = folder.name.replace("-", "_")
+    assert files == {
+        "README.md",
+        "pyproject.toml",
+        *(f"src/{package}/{name}" for name in ("__init__.py", "quintain.toml", "word_ladder.py")),
+        "tests/test_word_ladder.py",
+    }
+    texts = "".join((folder / name).read_text() for name in files)
+    assert "{{" not in re.sub(r"f\"[^\"]*\"", "", texts)
+    code = (folder / f"src/{package}/word_ladder.py").read_text().splitlines()
+    assert kind == "algorithm" or 25 >= sum(bool(line.strip()) for line in code)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_written_code_is_tidy(kind: str, tmp_path: Path) -> None:
+    for path, text in distribution_files(kind, "word-ladder").items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+    for words in (["check"], ["format", "--check"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "120", str(tmp_path)],
+            capture_output=True, text=True, cwd=tmp_path,
+        )  # fmt: skip
+        assert 0 == done.returncode, done.stdout
+
+
+def test_nothing_is_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "quintain-short").mkdir()
+
+    assert 2 == main(["new", "reward", "short"])
+    assert not list((tmp_path / "quintain-short").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("environment", "Upper", "expected lower-case letters"),
+        ("environment", "a b", "expected lower-case letters"),
+        ("reward", "../up", "expected lower-case letters"),
+        ("reward", "a" * 41, "at most 40 characters"),
+        ("reward", "class", "is a word of Python"),
+        ("reward", "rollout", "is a word of Python or Quintain"),
+        ("environment", "arithmetic", "exists in quintain-env-math"),
+        ("tracker", "alerts", "exists in quintain-alerts"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused(
+    kind: str, name: str, message: str, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert 2 == main(["new", kind, name])
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_new_environment_passes_its_check_as_a_file(
+    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 0 == main(["new", "environment", "ladder", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert "quintain check ladder" in report["commands"]
+    (file,) = Path(report["folder"]).glob("src/*/ladder.py")
+
+    status, rows = checked(capsys, f"{file}:Ladder", "--arg", "size=12")
+
+    assert (0, {"ok", "skipped"}) == (status, {row["status"] for row in rows.values()})
+    assert "skipped" == rows["manifest"]["status"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_printed_command_works(kind: str, tmp_path: Path) -> None:
+    """In a virtual environment that sees this one's packages, with pip's own installation."""
+    site = tmp_path / "site"
+    environ = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def run(command: list[str], folder: Path) -> str:
+        done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+        assert 0 == done.returncode, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    printed = json.loads(run(["quintain", "new", kind, "word-ladder", "--json"], tmp_path))
+    change, install, *rest = map(shlex.split, printed["commands"])
+    folder = tmp_path / change[1]
+    assert ["pip", "install", "-e", "."] == install
+    options = ["--no-deps", "--no-build-isolation", "--quiet", "--target", str(site)]
+    run([sys.executable, "-m", "pip", "install", *options, "."], folder)
+    for command in rest:
+        run([sys.executable if word == "python" else word for word in command], folder)
+
+
+# ---------------------------------------------------------------- check
+
+
+def test_a_sound_environment_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    status, rows = checked(capsys, "arithmetic")
+
+    assert 0 == status
+    assert {"manifest", "class", "controls score as marked", "8 concurrent episodes do not mix"} <= rows.keys()
+    assert "ok" == rows["tasks are the same in another process"]["status"]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "message"),
+    [
+        ("Same", "splits are disjoint", "are in 'train' and 'dev'"),
+        ("Mixed", "concurrent episodes do not mix", "keep state in locals"),
+        ("Wrong", "controls score as marked", "control 'poor' on task"),
+    ],
+)
+def test_a_fault_is_a_failed_row(name: str, row: str, message: str, faulty: Path, capsys: Any) -> None:
+    status, rows = checked(capsys, f"faulty.py:{name}")
+
+    assert 1 == status
+    (failed,) = (r for title, r in rows.items() if title.endswith(row))
+    assert "failed" == failed["status"]
+    assert message in failed["message"]
+
+
+def test_a_reward_that_any_list_of_answers_satisfies_is_a_warning(faulty: Path, capsys: Any) -> None:
+    status, rows = checked(capsys, "faulty.py:Words")
+
+    warning = rows["replies that may exploit the reward"]
+    assert (0, "warning") == (status, warning["status"])
+    assert "all answers in a line: right on 4 of 4" in warning["message"]
+
+
+def test_rewards_are_checked_on_invented_and_on_played_rollouts(faulty: Path, capsys: Any) -> None:
+    assert 0 == checked(capsys, "faulty.py:contains")[0]
+    assert 0 == checked(capsys, "faulty.py:contains", "--env", "faulty.py:Words")[0]
+    status, rows = checked(capsys, "faulty.py:number")
+    assert (1, "failed") == (status, rows["scores every rollout"]["status"])
+    assert "outside its declared range" in rows["scores every rollout"]["message"]
+
+
+def test_a_stateful_reward_says_so(faulty: Path, capsys: Any) -> None:
+    assert "failed" == checked(capsys, "faulty.py:counts")[1]["scores repeat"]["status"]
+    assert "skipped" == checked(capsys, "faulty.py:counts", "--stateful")[1]["scores repeat"]["status"]
+
+
+@pytest.mark.parametrize("name", ["grpo", "alerts"])
+def test_algorithms_and_hooks_are_checked(name: str, capsys: Any) -> None:
+    assert 0 == checked(capsys, name)[0]
+
+
+def test_what_cannot_be_checked_is_refused(faulty: Path, capsys: Any) -> None:
+    for words, message in {
+        ("arithmetik",): "did you mean 'arithmetic'?",
+        ("faulty.py:SEEN",): "is a count; expected an environment",
+        ("grpo", "--arg", "epochs=2"): "--arg is for environments and rewards",
+        ("arithmetic", "--stateful"): "are for rewards",
+    }.items():
+        assert 2 == main(["check", *words])
+        assert message in capsys.readouterr().err
+
+
+def test_the_report_fits_a_screen(faulty: Path, capsys: Any) -> None:
+    assert 1 == main(["check", "faulty.py:Wrong", "--episodes", "2"])
+
+    out = capsys.readouterr().out
+    assert out.startswith("environment faulty.py:Wrong\n")
+    assert re.search(r"^failed   controls score as marked", out, re.M)
+    assert re.search(r"^\d+ ok, 1 failed, 1 warning, 2 skipped$", out, re.M)
+    assert {"kind", "args", "as_json", "stateful"} <= {p.name for p in check_command.params}
+
+
+# ---------------------------------------------------------------- rescore
+
+OLD_NEW = """
+from quintain import Environment, Rollout, Task, reward
+
+@reward(range=(0, 1))
+def says(rollout: Rollout) -> float:
+    return float("7" in rollout.reply)
+
+@reward(range=(0, 1))
+def short(rollout: Rollout) -> float:
+    return 1 / (1 + len(rollout.reply))
+
+@reward
+def breaks(rollout: Rollout) -> float:
+    return float(rollout.reply)
+
+class Sevens(Environment[Task, None]):
+    reward, shaping = says, 0.5 * short
+    def tasks(self, split):
+        return [Task(prompt=f"{n}: say 7", answer="7") for n in range(2)]
+"""
+
+
+@pytest.fixture
+def stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file with the rollouts of two groups of four: 7, 77, 1, 7 and words."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sevens.py").write_text(OLD_NEW)
+    from quintain.cli import current
+
+    environment = current().load("environment", "sevens.py:Sevens")()
+    replies = iter(["7", "77", "1", "7 is it"] * 2)
+    engine = ScriptedEngine(replies=lambda messages, rng: next(replies))
+    played = asyncio.run(
+        evaluate(environment, engine, split="train", samples=4, concurrency=1, name="sevens.py:Sevens")
+    )
+    lines = [json.dumps(r.to_json()) for r in played.rollouts]
+    (tmp_path / "rollouts.jsonl").write_text("\n".join(lines))
+    run = tmp_path / "runs" / "one"
+    (run / "rollouts").mkdir(parents=True)
+    (run / "recipe.toml").write_text('[[environments]]\nuse = "sevens.py:Sevens"\n')
+    for step in (1, 2):
+        (run / "rollouts" / f"step-{step:06d}.parquet").write_bytes(to_parquet(step, played.rollouts))
+    return tmp_path
+
+
+def rescored(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert 0 == main(["rescore", *words, "--json"])
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_stored_rollouts_are_scored_again(stored: Path, capsys: Any) -> None:
+    """In a group, 1 and 0 become 1/2, 1/3, 1/2, 1/8: two flips (1 over 77 and over the words), three ties broken."""
+    pytest.importorskip("pyarrow")
+    result = rescored(capsys, "one", "--reward", "sevens.py:short")
+
+    assert (16, 4, 24) == (result["rollouts"], result["groups"], result["pairs"])
+    assert pytest.approx(0.75) == result["old"]
+    assert pytest.approx((1 / 2 + 1 / 3 + 1 / 2 + 1 / 8) / 4) == result["new"]
+    assert (4 * 2, 4 * 3, 4 * 1) == (result["flips"], result["ties_broken"], result["ties_made"])
+    assert (0, 12) == (result["gained"], result["lost"])
+    assert (0, 0, 0) == (result["best_changed"], result["silent_old"], result["silent_new"])
+
+
+def test_an_equal_reward_changes_nothing(stored: Path, capsys: Any) -> None:
+    result = rescored(capsys, "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:says")
+
+    assert (8, 0, 0, 0) == (result["rollouts"], result["changed"], result["flips"], result["ties_broken"])
+
+
+def test_only_the_last_steps_are_scored(stored: Path, capsys: Any) -> None:
+    pytest.importorskip("pyarrow")
+    assert 8 == rescored(capsys, "one", "--last", "1", "--reward", 'use("sevens.py:says") * 0.5')["rollouts"]
+
+
+def test_a_reward_that_fails_is_counted(stored: Path, capsys: Any) -> None:
+    result = rescored(capsys, "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:breaks")
+
+    assert (6, 2) == (result["rollouts"], sum(result["failed"].values()))
+    assert "could not convert string to float: '7 is it'" in next(iter(result["failed"]))
+
+
+def test_the_table_shows_what_changes(stored: Path, capsys: Any) -> None:
+    assert 0 == main(["rescore", "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:short"])
+
+    out = capsys.readouterr().out
+    assert "12 pairs within groups: 4 change their order (33.3%), 6 ties are broken, 2 made" in out
+    assert re.search(r"right \(at least 1\) +75.0% +0.0%", out)
+
+
+def test_a_file_needs_its_environment(stored: Path, capsys: Any) -> None:
+    assert 2 == main(["rescore", "rollouts.jsonl", "--reward", "sevens.py:says"])
+    assert "add --env" in capsys.readouterr().err
+    assert 2 == main(["rescore", "one", "--env", "arithmetic", "--reward", "sevens.py:says"])
