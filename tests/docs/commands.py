@@ -20,6 +20,7 @@ INSTALLED = "tests/core/test_plugins_extension.py::test_list_shows_its_component
 OWN = "tests/docs/test_own_code.py::test_the_readmes_environment_trains"
 COACHED = "tests/docs/test_own_code.py::test_the_readmes_recipe_trains"
 GSM8K = "tests/integration/test_gsm8k.py::test_twenty_steps_on_gsm8k_survive_a_kill"
+FILE = "tests/environments/test_dataset.py::test_a_file_and_a_function_train"
 SERVER = "tests/plugins/test_openai_eval.py::test_eval_against_a_local_server"
 COMPARED = "tests/plugins/test_compare.py::test_a_comparison_from_end_to_end"
 CODE = "tests/environments/test_code_rows.py::test_the_command_line_evaluates_a_file"
@@ -44,6 +45,8 @@ ELSEWHERE = {
     "quintain train --env reverse.py:Reverse --set sampling.temperature=0.5 --steps 100": OWN,
     "quintain train coached.toml": COACHED,
     "quintain train --model Qwen/Qwen3-0.6B --env gsm8k": GSM8K,
+    "quintain train dataset --arg path=qa.jsonl --model Qwen/Qwen3-0.6B": FILE,
+    "quintain train dataset --arg path=qa.jsonl --reward score.py:score --model Qwen/Qwen3-0.6B": FILE,
     "quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME --samples 8 --k 1,4,8": SERVER,
     "quintain eval code --data mbpp.jsonl --engine @oracle": CODE,
     "quintain train code": FUNCTIONS,

@@ -42,6 +42,9 @@ COMMANDS = {
 }
 """Location and one-line help of each command, by name; a row imports nothing."""
 
+EXTRA = {"datasets", "numpy", "pyarrow", "safetensors", "tomli_w", "torch", "transformers"}
+"""Modules that the extra `train` brings."""
+
 INTERRUPTED = 130
 CLOSED_PIPE = 141  # 128 + SIGPIPE, as a shell has it for `cat FILE | head`
 
@@ -131,6 +134,10 @@ def _run(words: list[str], as_json: bool) -> int:
         return _fail(str(e), type(e).__name__, 2, as_json)
     except QuintainError as e:
         return _fail(str(e), type(e).__name__, 1, as_json)
+    except ModuleNotFoundError as e:
+        if e.name not in EXTRA:
+            raise
+        return _fail(f"this needs {e.name}: pip install 'quintain[train]'", "UsageError", 2, as_json)
     except (click.Abort, KeyboardInterrupt) as e:
         if as_json:
             _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)

@@ -50,7 +50,9 @@ CONTROL_TASKS = 100
 @click.option("--engine-arg", "engine_args", multiple=True, metavar="KEY=VALUE", help="Engine setting (repeatable).")
 @click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
 @click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
-@click.option("--reward", metavar="EXPR", help='Outcome reward, such as "math_equal * format_tags" (default: its own).')
+@click.option(
+    "--reward", metavar="EXPR", help='FILE:function, a name or "math_equal * format_tags" (default: its own).'
+)
 @click.option("--system", metavar="TEXT", help="System message (default: that of the environment or the run).")
 @click.option("--seed", type=Count(0), default=0, show_default=True, help="Random seed.")
 @click.option("--retries", type=Count(0), default=1, show_default=True, help="Retries of an episode that fails.")
@@ -103,6 +105,7 @@ def evaluate(
     from ..registry.binding import check_args, signature_of
     from ..registry.lookup import current
     from ..training.interrupts import run_stoppable
+    from ..training.recipe.rewards import as_expression
     from ..training.resolve import resolve_environment
     from ..training.rollout_table import to_parquet
     from ..training.runs import model_named
@@ -118,7 +121,7 @@ def evaluate(
             # By default the model of a run gets the system message that it was trained with.
             model, trained_with = model_named(model)
             system = trained_with or None if system is None else system
-    spec = resolve_environment(environment, {}, reward=reward, system=system)
+    spec = resolve_environment(environment, {}, reward=reward and as_expression(reward), system=system)
     spec = replace(spec, args=_fields([*args, *([f"data={data}"] if data else [])], spec.component, "--arg"))
     chosen = services_of(services, service_args)
     if engine in spec.component.controls():

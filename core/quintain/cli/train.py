@@ -24,8 +24,9 @@ EPILOG = """
 \b
 Examples:
   quintain train                                    the quickstart: the default model learns arithmetic
-  quintain train --model Qwen/Qwen3-0.6B --env gsm8k
-  quintain train code                               Python functions, graded in a sandbox
+  quintain train code                               a recipe: Python functions, graded in a sandbox
+  quintain train gsm8k --model Qwen/Qwen3-0.6B      an environment
+  quintain train dataset --arg path=qa.jsonl --reward score.py:score
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.prompts=16
   quintain train --dry-run > recipe.toml            the complete quickstart recipe, to edit
   quintain train --resume arithmetic-1
@@ -43,6 +44,7 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
     "--model", "-m", help='Hugging Face id, folder, run, or "default" (a small model that Quintain trains itself).'
 )
 @click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
+@click.option("--reward", metavar="EXPR", help="Outcome reward: FILE:function, a name, or an expression.")
 @click.option("--set", "-s", "overrides", multiple=True, metavar="A.B=VALUE", help="Set a recipe key (repeatable).")
 @click.option("--seed", type=Count(0), help="Random seed.")
 @click.option("--steps", type=Count(1), help="Optimizer steps.")
@@ -56,7 +58,9 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 def train(
     recipe: str | None, resume: str | None, force: bool, dry_run: bool, quiet: bool, as_json: bool, **choices: Any
 ) -> None:
-    """Train a model by reinforcement learning with RECIPE, a TOML file or a name such as "code" (default: quickstart).
+    """Train a model by reinforcement learning.
+
+    RECIPE is a TOML file, a recipe such as "code" (default: "quickstart"), or an environment as for `quintain eval`.
 
     Ctrl-C saves a checkpoint and stops; --resume continues the run, also after a crash.
     """
@@ -113,12 +117,19 @@ def _recipe(
     env: str | None,
     model: str | None,
     args: tuple[str, ...] = (),
+    reward: str | None = None,
     overrides: tuple[str, ...],
     **keys: Any,
 ) -> Recipe:
-    from ..training.recipe.load import bundled
+    from ..training.recipe.load import BUNDLED, bundled
+    from ..training.recipe.rewards import as_expression
     from ..training.recipe.tables import Recipe
+    from ..training.resolve import is_component
 
+    file = Path(path or "")
+    named = path is not None and path not in BUNDLED and not file.is_file() and is_component("environment", path)
+    if env is None and (named or file.suffix == ".py"):
+        path, env = None, path
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
     if model is not None:
         from ..training.resolve import is_model_source
@@ -129,6 +140,8 @@ def _recipe(
     if env is not None:
         changes.append(f"environments=[{{use={json.dumps(env)}}}]")
     changes += [f"environments.0.args.{pair}" for pair in args]
+    if reward is not None:
+        changes.append(f"environments.0.reward={json.dumps(as_expression(reward))}")
     if path is not None:
         return Recipe.load(path, [*changes, *overrides])
     base = "quickstart" if model in (None, "default") else "pretrained"

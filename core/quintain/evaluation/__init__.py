@@ -1,6 +1,6 @@
 """Evaluate an engine on an environment without training.
 
-The names below are what plugins may import from here; the module is imported when one of them is first used.
+The names below are what plugins may import from here; each module is imported when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .. import lazy_names
 
 if TYPE_CHECKING:
+    from .answers import final_answer as final_answer
     from .class_checks import check_class as check_class
     from .controls import ControlEngine as ControlEngine
     from .evaluation import Evaluation as Evaluation

@@ -33,6 +33,7 @@ _BROUGHT = {
     "quintain-alerts": "hooks:alerts",
     "quintain-compare": "command:compare",
     "quintain-curricula": "curriculum:adaptive command:pass-rates",
+    "quintain-env-dataset": "environment:dataset",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-authoring": "command:check command:new command:rescore",
     "quintain-devtools": "command:doctor command:info command:list command:schema",

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
@@ -21,7 +22,7 @@ from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
 from ..services.manager import IN_RECIPE, Choice, find_service, opened, start_order
 from .recipe.load import label
-from .recipe.rewards import parse_reward, qualified
+from .recipe.rewards import of_function, parse_reward, qualified
 from .recipe.tables import ComponentTable, EnvironmentTable, Recipe
 from .runs import model_named
 from .tasks import Curriculum
@@ -108,11 +109,16 @@ def resolve_environment_table(table: EnvironmentTable) -> EnvironmentSpec:
 
 def is_model_source(name: str) -> bool:
     """Whether ``model.name`` is a component (also of a known plugin that is not installed), not a folder or hub id."""
+    return is_component("model", name)
+
+
+def is_component(kind: str, name: str) -> bool:
+    """Whether *name* is a component of *kind*, also of a known plugin that is not installed, and no existing path."""
     if ":" in name:
         return not Path(name).exists()
     owner, _, bare = name.rpartition("/")
-    known = PLUGINS.get(("model", bare))
-    return (known is not None and owner in ("", known)) or bool(current().matching(name, "model"))
+    known = PLUGINS.get((kind, bare))
+    return (known is not None and owner in ("", known)) or bool(current().matching(name, kind))
 
 
 @asynccontextmanager
@@ -136,10 +142,10 @@ async def opened_environments(
 
 def _reward(name: str) -> Any:
     component = current().load("reward", name)
+    if isinstance(component, FunctionType):
+        return of_function(component)
     if not isinstance(component, Reward):
-        raise BindingError(
-            f"reward {name!r} is {component!r}; expected a function decorated with @reward or @group_reward"
-        )
+        raise BindingError(f"reward {name!r} is {component!r}; expected a function")
     return component
 
 

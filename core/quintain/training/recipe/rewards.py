@@ -15,14 +15,18 @@ A literal is text, a number, true or false (``True``), ``None``, or a list, tupl
 from __future__ import annotations
 
 import ast
+import inspect
 import math
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...errors import RecipeError, UnknownNameError, UsageError, did_you_mean
+from ...errors import BindingError, RecipeError, RewardFault, UnknownNameError, UsageError, did_you_mean
 from ...interfaces.reward import Reward, RewardFunction, constant
 from ...registry.binding import bind
+from ...types.rollout import AnyRollout
+from ...types.task import messages_of
 
 Resolve = Callable[[str], Any]
 _METHODS = {"clip": ("low", "high"), "gate": ("by", "at"), "ramp": ("start", "stop", "steps")}
@@ -45,6 +49,44 @@ def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Rewar
     line = text.strip().replace("\n", " ")
     value = _Walk(line, resolve, where).top()
     return constant(value) if isinstance(value, (int, float)) else value
+
+
+def as_expression(text: str) -> str:
+    """*text*, or ``use("FILE:function")`` for ``FILE:function``."""
+    return f'use("{text.strip()}")' if re.fullmatch(r"[^\s\"'()]+:[A-Za-z_]\w*", text.strip()) else text
+
+
+def of_function(function: Callable[..., Any]) -> RewardFunction[Any]:
+    """The reward of a plain *function*, called by the names of its parameters.
+
+    ``prompt`` is the last user message, ``completion`` the last reply without reasoning, ``answer`` the task's;
+    ``rollout`` and ``task`` are the records. Other names are fields or ``columns`` of the task; those with a default
+    are settings.
+
+    Raises:
+        BindingError: a parameter without a name, or a list such as ``completions``.
+    """
+    parameters = inspect.signature(function).parameters
+    for name, parameter in parameters.items():
+        keyword = parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if not keyword or name in ("prompts", "completions", "answers"):
+            one = "def score(prompt, completion, answer)"
+            raise BindingError(f"reward {function.__name__!r} takes {parameter}; it scores one reply at a time: {one}")
+
+    def score(rollout: AnyRollout, **settings: Any) -> Any:
+        task = rollout.task
+        prompt = next((m.content for m in reversed(messages_of(task.prompt)) if m.role == "user"), "")
+        values = {**vars(task), **getattr(task, "columns", {}), "task": task, "rollout": rollout, "prompt": prompt}
+        values |= {"completion": rollout.reply, "answer": task.answer, **settings}
+        if missing := next((n for n, p in parameters.items() if p.default is p.empty and n not in values), None):
+            raise RewardFault(f"no task has {missing!r}{did_you_mean(missing, values)}; there is {', '.join(values)}")
+        return function(**{name: values[name] for name in parameters if name in values})
+
+    keywords = [p.replace(kind=p.KEYWORD_ONLY) for p in parameters.values() if p.default is not p.empty]
+    first = inspect.Parameter("rollout", inspect.Parameter.POSITIONAL_ONLY)
+    score.__signature__ = inspect.Signature([first, *keywords])  # type: ignore[attr-defined]
+    score.__name__, score.__doc__ = function.__name__, function.__doc__
+    return RewardFunction(score)
 
 
 def qualified(text: str, qualify: Callable[[str], str]) -> str:

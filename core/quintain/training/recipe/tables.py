@@ -27,6 +27,7 @@ from pydantic import (
 
 from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
+from ...registry.lookup import current
 from ...types.sampling import Sampling
 from .errors import describe, short
 from .load import BUNDLED, DEEPEST, RecipeLayer, bundled, label, layers, merged, not_text, put, read_toml
@@ -357,7 +358,8 @@ class Recipe(_Table):
         try:
             text = bundled(str(path)) if str(path) in BUNDLED else path.read_text(encoding="utf-8")
         except FileNotFoundError as e:
-            near = did_you_mean(path.name, [p.name for p in path.parent.glob("*.toml")])
+            names = [*BUNDLED, *(c.name for c in current().components("environment"))]
+            near = did_you_mean(path.name, [*names, *(p.name for p in path.parent.glob("*.toml"))])
             raise RecipeError(f"cannot read the recipe {str(path)!r}: {e.strerror}{near}") from e
         except (OSError, ValueError) as e:
             reason = e.strerror if isinstance(e, OSError) else not_text(e)

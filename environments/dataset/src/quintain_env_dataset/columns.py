@@ -1,0 +1,58 @@
+"""Which column of a data set is the prompt, the answer, the split and the system message."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quintain.errors import UsageError, did_you_mean
+
+USUAL: Mapping[str, Sequence[str]] = {
+    "prompt": ("prompt", "question", "problem", "query", "instruction", "input", "messages"),
+    "answer": ("answer", "target", "label", "output", "response", "completion", "solution", "ground_truth"),
+    "split": ("split",),
+    "system": ("system", "system_prompt"),
+}
+"""Names of columns by role; the first that a data set has is taken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The column of each role; empty where the data set has none."""
+
+    prompt: str
+    answer: str = ""
+    split: str = ""
+    system: str = ""
+
+    def __str__(self) -> str:
+        roles = ((role, getattr(self, role)) for role in USUAL)
+        return ", ".join(f"{role} = {name!r}" for role, name in roles if name)
+
+
+def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> Columns:
+    """The columns among *names*: those *wanted* by role, for the other roles the usual name.
+
+    Raises:
+        UsageError: there is no such column, or none has a usual name for prompts.
+    """
+    columns = [*names]
+    known = {name.casefold().strip(): name for name in reversed(columns)}
+    found: dict[str, str] = {}
+    for role, usual in USUAL.items():
+        if asked := wanted.get(role, ""):
+            if asked not in columns:
+                raise UsageError(
+                    f"dataset: {where} has no column {asked!r}{did_you_mean(asked, columns)}; "
+                    f"it has {', '.join(columns)}"
+                )
+            found[role] = asked
+        else:
+            taken = set(wanted.values()) | set(found.values())
+            found[role] = next((known[n] for n in usual if n in known and known[n] not in taken), "")
+    if not found["prompt"]:
+        raise UsageError(
+            f"dataset: {where} has the columns {', '.join(columns)}, and none has a usual name for prompts "
+            f"({', '.join(USUAL['prompt'])}); name it with --arg prompt=COLUMN"
+        )
+    return Columns(**found)
