@@ -257,9 +257,7 @@ def test_a_file_and_a_function_train(tmp_path: Path, capsys: pytest.CaptureFixtu
     """The command of the page, with random weights: the run has the rows, the function's name and its scores."""
     save_tiny(tmp_path / "model", context=160)
     write(tmp_path / "qa.jsonl", SUMS)
-    (tmp_path / "count.py").write_text(
-        "def letters(completion, answer):\n    return len(completion) % 2\n"
-    )
+    (tmp_path / "count.py").write_text("def letters(completion, answer):\n    return len(completion) % 2\n")
     small = "sampling.max_tokens=8 batch.prompts=2 batch.group_size=2 evaluation.every=0 evaluation.test.tasks=0"
     sets = [
         word
