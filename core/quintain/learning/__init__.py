@@ -12,6 +12,7 @@ from .optimizer_step import OptimizerStep
 from .pieces import advantages, aggregation, corrections, objectives
 from .pieces import group_filter as group_filter
 from .pieces.advantages import Step
+from .weights import ModuleWeights
 
 __all__ = [
     "ALGORITHMS",
@@ -21,6 +22,7 @@ __all__ = [
     "Learner",
     "LossInputs",
     "MicroBatch",
+    "ModuleWeights",
     "OptimizerStep",
     "Sample",
     "SamplerMismatch",

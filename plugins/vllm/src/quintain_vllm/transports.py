@@ -1,0 +1,231 @@
+"""Ways to carry weights into vLLM; each drives vLLM's calls init, start, update and finish."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from quintain.errors import UsageError
+
+from .handover import handed
+
+BACKEND = "quintain"  # of `worker`, which only a process with vLLM imports
+
+
+class Control(Protocol):
+    """vLLM's weight-update calls, to an engine in this process or over HTTP."""
+
+    async def init_weight_transfer_engine(self, info: Mapping[str, Any]) -> None: ...
+
+    async def start_weight_update(self) -> None: ...
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None: ...
+
+    async def finish_weight_update(self, version: int) -> None: ...
+
+    async def world_size(self) -> int: ...
+
+
+class Transport(ABC):
+    """Carries a set of tensors.
+
+    Attributes:
+        backend: of vLLM's ``weight_transfer_config``.
+    """
+
+    backend: ClassVar[str] = BACKEND
+
+    async def open(self, control: Control) -> None:
+        """Agree with vLLM on the way; once, before the first transfer."""
+        await control.init_weight_transfer_engine({})
+
+    async def transfer(self, control: Control, tensors: Mapping[str, Any], version: int) -> None:
+        """Replace the engine's weights by *tensors*, under the names of a Hugging Face checkpoint."""
+        await control.start_weight_update()
+        await self.send(control, tensors)
+        await control.finish_weight_update(version)
+
+    @abstractmethod
+    async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
+        """Move the tensors, between start and finish."""
+
+    def close(self) -> None:  # noqa: B027 -- most hold nothing
+        """Release what `open` took."""
+
+
+class Memory(Transport):
+    """The tensors themselves, to an engine in this process."""
+
+    async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
+        key = secrets.token_hex(8)
+        handed[key] = tensors
+        try:
+            await control.update_weights({"key": key})
+        finally:
+            del handed[key]
+
+
+class File(Transport):
+    """A safetensors file that both sides see, in shared memory where the machine has it.
+
+    Args:
+        folder: where to write; a folder of several machines serves a server elsewhere.
+    """
+
+    def __init__(self, folder: str = "") -> None:
+        shared = Path("/dev/shm")
+        self._folder = Path(folder) if folder else shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+
+    async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
+        path = self._folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
+        try:
+            aliases = await asyncio.to_thread(_save, tensors, path)
+            await control.update_weights({"path": str(path), "aliases": aliases})
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _save(tensors: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Write each tensor once; names of tied tensors to the name that is written."""
+    from safetensors.torch import save_file
+
+    first: dict[tuple[int, Any, Any], str] = {}
+    aliases: dict[str, str] = {}
+    stored: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if key in first:
+            aliases[name] = first[key]
+        else:
+            first[key] = name
+            stored[name] = tensor.detach().to("cpu").contiguous()
+    save_file(stored, path)
+    return aliases
+
+
+class _Source:
+    """vLLM's `WeightSource` over the tensors of the transfer under way."""
+
+    def __init__(self) -> None:
+        self.tensors: Mapping[str, Any] = {}
+
+    def metadata(self) -> list[Any]:
+        from vllm.distributed.weight_transfer.base import ParamMeta
+
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in self.tensors.items()]
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        return iter(self.tensors.items())
+
+
+class _Client:
+    """vLLM's synchronous calls, run in the event loop of the engine; used from a thread."""
+
+    def __init__(self, control: Control, loop: asyncio.AbstractEventLoop) -> None:
+        self._control, self._loop = control, loop
+        self.version = 0
+
+    def _run(self, coroutine: Any) -> None:
+        asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        self._run(self._control.init_weight_transfer_engine(init_info))
+
+    def start_weight_update(self) -> None:
+        self._run(self._control.start_weight_update())
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        self._run(self._control.update_weights(update_info))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        self._run(self._control.finish_weight_update(self.version))
+
+
+class Device(Transport):
+    """Between GPUs, by vLLM's own trainer side. The learner's tensors must be on a GPU."""
+
+    async def open(self, control: Control) -> None:
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+
+        self._client = _Client(control, asyncio.get_running_loop())
+        self._source = _Source()
+        info = self._init_info(1 + await control.world_size())
+        make: Any = WeightTransferTrainerFactory.trainer_init
+        self._engine: Any = await asyncio.to_thread(make, info, client=self._client, source=self._source)
+
+    @abstractmethod
+    def _init_info(self, world_size: int) -> Any: ...
+
+    async def transfer(self, control: Control, tensors: Mapping[str, Any], version: int) -> None:
+        if devices := sorted({t.device.type for t in tensors.values()} - {"cuda"}):
+            raise UsageError(f"transport {self.backend!r} carries tensors of a GPU, not of {', '.join(devices)}")
+        self._client.version, self._source.tensors = version, tensors
+        try:
+            await asyncio.to_thread(self._engine.send_weights)
+        finally:
+            self._source.tensors = {}
+
+    async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
+        raise NotImplementedError("vLLM's trainer side starts and finishes the update itself")
+
+    def close(self) -> None:
+        if (engine := getattr(self, "_engine", None)) is not None:
+            engine.shutdown()
+
+
+class IPC(Device):
+    """Handles of CUDA memory, to a server on the same GPU."""
+
+    backend = "ipc"
+
+    def _init_info(self, world_size: int) -> Any:
+        from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
+
+        return IPCTrainerInitInfo(rank=0, packed=True)
+
+
+class NCCL(Device):
+    """A broadcast from the learner's GPU to those of the workers.
+
+    Args:
+        address, port: of the rendezvous, as the workers reach it; port 0 takes a free one.
+    """
+
+    backend = "nccl"
+
+    def __init__(self, address: str = "127.0.0.1", port: int = 0) -> None:
+        self._address, self._port = address, port
+
+    def _init_info(self, world_size: int) -> Any:
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        port = self._port
+        if not port:
+            with socket.socket() as free:
+                free.bind((self._address, 0))
+                port = free.getsockname()[1]
+        return NCCLTrainerInitInfo(rank=0, master_address=self._address, master_port=port, world_size=world_size)
+
+
+TRANSPORTS: dict[str, type[Transport]] = {"memory": Memory, "file": File, "ipc": IPC, "nccl": NCCL}
+
+
+def transport_named(name: str, allowed: tuple[str, ...], args: Mapping[str, Any]) -> Transport:
+    """The transport *name*, configured by *args*.
+
+    Raises:
+        UsageError: the engine has no such transport.
+    """
+    if name not in allowed:
+        raise UsageError(f"transport is {name!r}; this engine takes {', '.join(allowed)}")
+    try:
+        return TRANSPORTS[name](**args)
+    except TypeError as e:
+        raise UsageError(f"transport_args of {name!r}: {e}") from e
