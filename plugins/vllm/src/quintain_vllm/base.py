@@ -150,7 +150,8 @@ class SyncedEngine(TokenEngine):
             InfrastructureError: vLLM failed, or gave NaN.
         """
         await self._awake()
-        fields = sampling_fields(sampling, stop_ids=self.tokenizer.stop_ids, room=room_for(ids, self.context))
+        stop_ids = [i for i in (*self.tokenizer.stop_ids, *sampling.stop_ids) if i < self._vocabulary]
+        fields = sampling_fields(sampling, stop_ids=stop_ids, room=room_for(ids, self.context))
         answer = await self._generate(ids, fields)
         logps: Sequence[float] = answer.logps
         if sampling.truncates and sampling.temperature > 0:

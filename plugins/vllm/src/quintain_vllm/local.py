@@ -148,7 +148,6 @@ class VLLMEngine(SyncedEngine):
         try:
             await asyncio.wrap_future(self._thread.ready)
         except Exception as e:
-            self._thread = None
             if isinstance(e, UsageError):
                 raise
             raise UsageError(f"vLLM cannot load the model: {type(e).__name__}: {str(e)[:600]}") from e

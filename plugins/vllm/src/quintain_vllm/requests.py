@@ -15,7 +15,7 @@ LOWEST_TEMPERATURE = 0.01
 
 
 def sampling_fields(sampling: Sampling, *, stop_ids: Sequence[int], room: int) -> dict[str, Any]:
-    """The fields of ``vllm.SamplingParams`` for a turn with at most *room* new tokens.
+    """The fields of ``vllm.SamplingParams`` for a turn that *stop_ids* end, with at most *room* new tokens.
 
     The engine's ``logprobs_mode`` is ``processed_logprobs``: log-probs after temperature and ``min_p``, as
     `Sampling.prune` requires.
@@ -36,7 +36,7 @@ def sampling_fields(sampling: Sampling, *, stop_ids: Sequence[int], room: int) -
         "seed": sampling.seed if sampling.seed is not None else secrets.randbits(62),
         "stop": list(sampling.stop),
         "include_stop_str_in_output": True,
-        "stop_token_ids": list(dict.fromkeys((*stop_ids, *sampling.stop_ids))),
+        "stop_token_ids": list(dict.fromkeys(stop_ids)),
         "ignore_eos": True,  # the tokenizer's stop ids are among those above, and come back as the reason
         "skip_special_tokens": False,
         "detokenize": bool(sampling.stop),

@@ -98,9 +98,9 @@ class EngineThread:
             with _global_random_state():
                 engine = self._make()
         except BaseException as error:  # noqa: BLE001 -- the one who started the thread raises it
-            self.ready.set_exception(error)
+            _settle(self.ready, error=error)
             return
-        self.ready.set_result(None)
+        _settle(self.ready)
         try:
             while self._do_calls(engine):
                 if not self._paused and engine.has_unfinished_requests():
@@ -151,6 +151,8 @@ class EngineThread:
 
 
 def _settle(future: Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
+    if future.cancelled():
+        return
     try:
         if error is not None:
             future.set_exception(error)

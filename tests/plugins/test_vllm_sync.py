@@ -1,0 +1,154 @@
+"""After a weight update vLLM has the learner's weights, exactly, or the run stops and says which layer has not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
+
+import torch
+
+from quintain import Sampling
+from quintain.learning import ModuleWeights
+from quintain_vllm import CanaryError, WeightSyncError, worker
+from quintain_vllm.transports import File, Memory
+
+from ..core.models import tiny_model
+from .vllm_kit import Running, plain_logps
+
+pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
+IDS = [(7 * i) % 256 for i in range(60)]
+
+
+class Other:
+    """Published weights without a live module, as a late engine gets them; *but* replaces some."""
+
+    def __init__(self, module: Any, version: int, but: Mapping[str, Any] | None = None) -> None:
+        self.version = version
+        self._tensors = {n: t.detach().clone() for n, t in module.state_dict().items()} | dict(but or {})
+
+    def tensors(self) -> Mapping[str, Any]:
+        return self._tensors
+
+
+def agrees(running: Running, model: Any) -> float:
+    """Largest difference between the engine's scores and a plain forward of *model*, in nats."""
+    scores = running.do(running.engine.score(IDS, 1))
+    return max(abs(a - b) for a, b in zip(scores, plain_logps(model, IDS[:1], IDS[1:]), strict=True))
+
+
+@pytest.fixture(scope="module", params=["qwen3", "llama", "gpt2"])
+def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+    """Tied heads are qwen3's and gpt2's; llama's is untied."""
+    started = Running(tiny_model(request.param, hidden=64))
+    started.kind = request.param
+    yield started
+    started.close()
+
+
+def test_an_update_is_exact(running: Running) -> None:
+    """From tensors in memory and from a file, over a warm prefix cache; the version goes on the tokens."""
+    for version, transport in [(1, Memory()), (2, File()), (5, Memory())]:
+        running.sample((IDS, Sampling(max_tokens=2)))  # the prefix is cached now
+        model = tiny_model(running.kind, hidden=64, seed=version)
+        running.engine._transport = transport
+        assert running.do(running.engine.update(Other(model, version))) == version
+        assert agrees(running, model) < 2e-5
+        (out,) = running.sample((IDS, Sampling(seed=1, max_tokens=20)))
+        assert out.versions == (version,) * len(out.ids)
+        assert list(out.logps) == pytest.approx(plain_logps(model, IDS, out.ids), abs=1e-4)
+    assert max(running.engine.differences) < 1e-4
+
+
+def test_the_learners_module_is_read_live(running: Running) -> None:
+    with torch.no_grad():
+        for parameter in running.model.parameters():
+            parameter.mul_(1.01)
+    running.do(running.engine.update(ModuleWeights(running.model, 7)))
+    assert agrees(running, running.model) < 2e-5
+
+
+def test_a_layer_that_kept_its_weights_is_named(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of the learner's tensors lead elsewhere for one map; the engine takes the rest."""
+    model = tiny_model(running.kind, hidden=64, seed=11)
+    name, layer = {
+        "gpt2": ("transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_fc (ColumnParallelLinear)"),
+    }.get(running.kind, ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_up_proj (MergedColumnParallelLinear)"))
+    wrong = model.state_dict()[name].clone().normal_(0, 0.15)
+    published = Other(model, 8)
+    sent = Other(model, 8, {name: wrong})
+    transfer = Memory.transfer
+
+    async def mislead(self: Memory, control: Any, tensors: Mapping[str, Any], version: int) -> None:
+        await transfer(self, control, sent.tensors(), version)
+
+    monkeypatch.setattr(Memory, "transfer", mislead)
+    with pytest.raises(CanaryError, match=r"did not arrive") as error:
+        running.do(running.engine.update(published))
+    assert error.value.layer == layer
+    assert error.value.difference > error.value.tolerance == 1e-3
+
+
+def test_a_stale_tied_head_is_named(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What vLLM does on a CPU without our repacking: the output layer alone keeps its old values."""
+    if running.kind == "llama":
+        pytest.skip("an untied head arrives with the checkpoint")
+    monkeypatch.setattr(worker, "repack_heads", lambda model: None)
+    with pytest.raises(CanaryError) as error:
+        running.do(running.engine.update(Other(tiny_model(running.kind, hidden=64, seed=12), 9)))
+    assert error.value.layer == "lm_head (ParallelLMHead)"
+    monkeypatch.undo()
+    running.do(running.engine.update(Other(tiny_model(running.kind, hidden=64, seed=12), 10)))
+
+
+def test_a_transfer_that_fails_says_so(running: Running) -> None:
+    if running.kind != "qwen3":
+        pytest.skip("once is enough")
+    model = tiny_model(hidden=32)
+    with pytest.raises(WeightSyncError, match="did not take weights of version 20"):
+        running.do(running.engine.update(Other(model, 20)))
+
+
+async def _stream(running: Running, versions: Sequence[tuple[int, Any]]) -> Any:
+    """A reply of 300 tokens during which the weights change."""
+    fields = {"temperature": 0.0, "max_tokens": 300, "logprobs": 0, "ignore_eos": True}
+    reply = asyncio.create_task(running.engine._generate(IDS, fields))
+    for i, (version, model) in enumerate(versions):
+        while True:
+            tokens = await running.engine._do(_progress)
+            if tokens >= 60 * (i + 1):
+                break
+        await running.engine.update(Other(model, version))
+    return await reply
+
+
+def _progress(engine: Any) -> int:
+    requests = engine.engine_core.engine_core.scheduler.requests.values()
+    return max((r.num_output_tokens for r in requests), default=0)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_updates_in_flight(recompute: bool) -> None:
+    """Each token carries the version that sampled it. With fresh keys and values it is that version's choice for the
+    whole text before it; with stale ones most tokens are of neither version, and the log-probs show it.
+    """
+    models = {v: tiny_model(hidden=64, seed=v) for v in (0, 1, 2)}
+    running = Running(models[0], recompute_kv=recompute)
+    try:
+        answer = running.do(_stream(running, [(1, models[1]), (2, models[2])]))
+    finally:
+        running.close()
+    spans = [(int(v), start, end) for v, start, end in answer.spans]
+    assert [v for v, _, _ in spans] == [0, 1, 2]
+    assert [end for _, _, end in spans] == [*(start for _, start, _ in spans[1:]), 300]
+    assert all(end - start >= 30 for _, start, end in spans)
+    off = {}
+    for version, start, end in spans:
+        own = plain_logps(models[version], [*IDS, *answer.ids[:start]], answer.ids[start:end])
+        off[version] = max(abs(a - b) for a, b in zip(own, answer.logps[start:end], strict=True))
+    assert off[0] < 1e-4
+    assert (off[1] < 1e-3 and off[2] < 1e-3) == recompute

@@ -1,0 +1,56 @@
+"""A started vLLM engine over a tiny model, for tests in the environment of `tools/vllm_env.sh`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Sequence
+from random import Random
+from typing import Any, TypeVar
+
+import torch
+
+from quintain import Sampling
+from quintain.models import HFTokenizer
+from quintain_vllm import VLLMEngine
+
+from ..core.models import byte_tokenizer
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling one function of the sampler takes up to a minute
+TOKENIZER = HFTokenizer(byte_tokenizer())
+Out = TypeVar("Out")
+
+
+class Running:
+    """A started engine over a tiny model, and the event loop that it was started in."""
+
+    def __init__(self, model: Any, **options: Any) -> None:
+        self.model, self.loop = model, asyncio.new_event_loop()
+        self.engine = VLLMEngine.sharing(model, TOKENIZER, slots=16, **options)
+        self.do(self.engine.__aenter__())
+
+    def do(self, coroutine: Coroutine[Any, Any, Out]) -> Out:
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
+
+    def sample(self, *calls: tuple[Sequence[int], Sampling]) -> list[Any]:
+        async def together() -> list[Any]:
+            return await asyncio.gather(*(self.engine.sample(ids, sampling) for ids, sampling in calls))
+
+        return self.do(together())
+
+    def close(self) -> None:
+        self.do(self.engine.__aexit__())
+        self.loop.close()
+
+
+def prompts(count: int, *, seed: int = 0, group: int = 1) -> list[list[int]]:
+    rng = Random(seed)
+    distinct = [[rng.randrange(256) for _ in range(rng.randint(1, 40))] for _ in range(count // group)]
+    return [ids for ids in distinct for _ in range(group)]
+
+
+def plain_logps(model: Any, ids: Sequence[int], reply: Sequence[int], temperature: float = 1.0) -> list[float]:
+    with torch.no_grad():
+        logits = model(torch.tensor([[*ids, *reply]])).logits[0, len(ids) - 1 : -1]
+    logps = (logits.double() / temperature).log_softmax(-1)
+    return list(logps.gather(-1, torch.tensor(reply)[:, None]).squeeze(-1).tolist())
