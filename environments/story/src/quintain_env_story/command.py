@@ -6,17 +6,22 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from quintain.errors import QuintainError, UsageError
-from quintain.training import for_terminal, printable, run_stoppable
+from quintain.errors import InfrastructureError, QuintainError, UsageError
+from quintain.training import for_terminal, printable, run_stoppable, write_atomically
 
 from .annotate import Extractive, Modelled
 from .books import Book
 from .build import asked, build_books, read_split
+from .environment import Story
+
+if TYPE_CHECKING:
+    from .quality import Quality
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -28,6 +33,7 @@ def root() -> None:
     quintain-story build alice.txt --out stories  summaries, characters, synopses
     quintain eval story --data stories --controls
     quintain train story.toml                     with args = { data = "stories" }
+    quintain-story quality story-1 --against base-model --judge http://127.0.0.1:8000/v1
     """
 
 
@@ -121,6 +127,103 @@ def chapters(book: Path, as_json: bool) -> None:
         click.echo(printable(f"{chapter.index:4}  {chapter.words:7,} words  {chapter.title}"))
 
 
+@root.command()
+@click.argument("model")
+@click.option("--against", required=True, metavar="MODEL", help="The policy that MODEL is compared with.")
+@click.option("--writer", default="", metavar="MODEL", help="Writes the chapters of both (default: see above).")
+@click.option("--judge", "url", default="", metavar="URL", help="The judge's server, up to /v1 (default: rules).")
+@click.option("--judge-model", default="", metavar="NAME", help="As that server calls it.")
+@click.option(
+    "--judge-recipe", type=click.Path(path_type=Path, dir_okay=False), help="The judge of [services.judge] in FILE."
+)
+@click.option("--criterion", "criteria", multiple=True, metavar="TEXT", help="What to compare by; may be repeated.")
+@click.option("--data", default="", help="Folder of `build` (default: that of the run MODEL, else generated stories).")
+@click.option("--split", default="test", show_default=True)
+@click.option("--tasks", default=20, show_default=True, type=click.IntRange(1), help="Chapters.")
+@click.option("--temperature", default=0.7, show_default=True, type=click.FloatRange(0), help="Of plans and chapters.")
+@click.option("--chapter-tokens", default=1500, show_default=True, type=click.IntRange(1), help="Longest chapter.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Write plans and chapters as JSON lines.")
+@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option("--quiet", "-q", is_flag=True, help="Show no progress.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def quality(
+    model: str,
+    against: str,
+    writer: str,
+    url: str,
+    judge_model: str,
+    judge_recipe: Path | None,
+    criteria: Sequence[str],
+    data: str,
+    split: str,
+    tasks: int,
+    temperature: float,
+    chapter_tokens: int,
+    out: Path | None,
+    folder: str,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Compare chapters that are written by the plans of MODEL and of another policy, in pairs.
+
+    A policy is a run, a checkpoint, a folder or a hub id, the URL of a server (URL#NAME where it has several models),
+    or a control such as @oracle or @filler. One writer writes the chapters of both, so that only the plans differ: by
+    default the first of --against and MODEL that is no control, else @plan, which takes the plans as chapters.
+
+    Each pair is judged in both orders; where the order decides it is a tie. A pair without a verdict is counted and
+    left out. Without --judge rules compare names and repetition, which needs no network and measures no style.
+
+    \b
+    quintain-story quality @oracle --against @filler
+    quintain-story quality story-1 --against runs/story-1/checkpoints/step-000020 --judge http://127.0.0.1:8000/v1
+    """
+    from quintain_judge import judge_named
+
+    from .quality import CHAPTER, PLAN, PLAN_ITSELF, Author, quality, run_table, tasks_of
+
+    table = run_table(model, folder) or run_table(against, folder)
+    environment = Story(**{**table.get("args", {}), **({"data": data} if data else {})})
+    models = [name for name in (against, model) if not name.startswith("@")]
+    names = (model, against, writer or next(iter(models), PLAN_ITSELF))
+    authors = {name: Author(name, environment, folder) for name in dict.fromkeys(names)}
+    judge = judge_named(url, judge_model, judge_recipe)
+    chapters = tasks_of(environment, split, tasks)
+
+    async def compared() -> Quality:
+        async with AsyncExitStack() as stack:
+            for author in authors.values():
+                await author.start(stack)
+            await stack.enter_async_context(judge)
+            screen = stack.enter_context(for_terminal(quiet=quiet or as_json))
+            screen.phase("writing and judging", 2 * len(chapters))
+            return await quality(
+                (authors[model], authors[against]),
+                authors[names[2]],
+                judge,
+                chapters,
+                criteria=criteria,
+                plan=replace(PLAN, temperature=temperature),
+                chapter=replace(CHAPTER, temperature=temperature, max_tokens=chapter_tokens),
+                progress=screen.advance,
+            )
+
+    done = run_stoppable(compared())
+    judged_by = ", ".join(backend.name for backend in judge.backends) or "rules"
+    if out is not None:
+        rows = [json.dumps(row, ensure_ascii=False) for row in done.rows()]
+        write_atomically(out, ("\n".join(rows) + "\n").encode("utf-8", "replace"))
+    if as_json:
+        named = {"model": model, "against": against, "writer": names[2], "judge": judged_by}
+        click.echo(json.dumps({**named, **done.report()}, indent=2))
+    else:
+        click.echo(printable(f"{model} against {against}; chapters by {names[2]}, judged by {judged_by}"))
+        for line in done.lines():
+            click.echo(line)
+    if done.failures and not done.comparison.measures:
+        first = next(iter(done.failures.values()))
+        raise InfrastructureError(f"no pair has a verdict; the first failure: {first}")
+
+
 def main() -> None:
     """Run the command; an error is one line, or one JSON object with ``--json``, and the exit status is 2 or 1."""
     as_json = "--json" in sys.argv[1:]
@@ -133,7 +236,7 @@ def main() -> None:
     except QuintainError as e:
         _fail(str(e), 2 if isinstance(e, UsageError) else 1, as_json)
     except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; what a model answered is kept, run the same command to continue", 130, as_json)
+        _fail("interrupted; what a model or a judge answered is kept, run the same command to continue", 130, as_json)
 
 
 def _fail(message: str, status: int, as_json: bool, *, shown: bool = False) -> None:

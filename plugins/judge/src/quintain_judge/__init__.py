@@ -7,24 +7,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .gate import emptiness, injection
     from .hooks import drop_later
+    from .naming import judge_named
+    from .pairs import Comparison, Pair, compare
     from .rows import read_rows
     from .rules import check, checkable
     from .service import Disagreement, EngineJudge, JudgeHalted, JudgeService, PolicyJudge, pair_prompt, text_of
     from .verdicts import Texts, UnreadableVerdict
 
 __all__ = [
+    "Comparison",
     "Disagreement",
     "EngineJudge",
     "JudgeHalted",
     "JudgeService",
+    "Pair",
     "PolicyJudge",
     "Texts",
     "UnreadableVerdict",
     "check",
     "checkable",
+    "compare",
     "drop_later",
     "emptiness",
     "injection",
+    "judge_named",
     "pair_prompt",
     "read_rows",
     "text_of",
@@ -33,6 +39,8 @@ __all__ = [
 _HOME = {
     "gate": ("emptiness", "injection"),
     "hooks": ("drop_later",),
+    "naming": ("judge_named",),
+    "pairs": ("Comparison", "Pair", "compare"),
     "rows": ("read_rows",),
     "rules": ("check", "checkable"),
     "verdicts": ("Texts", "UnreadableVerdict"),

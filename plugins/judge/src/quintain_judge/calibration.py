@@ -15,11 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from quintain import InfrastructureError
 from quintain.errors import UsageError
 
+from .pairs import Measured, in_both_orders, position_bias
 from .rows import read_rows
 from .service import JudgeService
-
-Z = 1.96
-"""Standard errors of a 95 % interval."""
 
 
 class Labelled(BaseModel):
@@ -60,27 +58,16 @@ class Labelled(BaseModel):
 
 
 @dataclass(kw_only=True)
-class Calibration:
-    """Measures of a judge; a measure without rows is absent.
+class Calibration(Measured):
+    """Measures of a judge.
 
     Attributes:
         rows: number of rows by kind.
         failed: rows without a verdict, by kind; they count in no measure.
-        measures: by name, each with its value, its rows and, for shares, a 95 % interval.
     """
 
     rows: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    measures: dict[str, dict[str, float]] = field(default_factory=dict)
-
-    def share(self, name: str, values: Sequence[float]) -> None:
-        """Add the mean of *values* in [0, 1] with Wilson's interval."""
-        if not values:
-            return
-        n, p = len(values), fmean(values)
-        centre = (p + Z**2 / (2 * n)) / (1 + Z**2 / n)
-        half = Z / (1 + Z**2 / n) * (p * (1 - p) / n + Z**2 / (4 * n**2)) ** 0.5
-        self.measures[name] = {"value": p, "low": max(0.0, centre - half), "high": min(1.0, centre + half), "rows": n}
 
     def number(self, name: str, value: float | None, rows: int) -> None:
         """Add a number that is no share, unless it is undefined."""
@@ -109,9 +96,7 @@ async def calibrate(
     async def verdict(row: Labelled) -> Any:
         try:
             if row.kind == "pair":
-                both = (judge.in_order(row.prompt, x, y, row.criteria) for x, y in ((row.a, row.b), (row.b, row.a)))
-                here, there = await asyncio.gather(*both)
-                return here, 1 - there
+                return await in_both_orders(judge, row.prompt, row.a, row.b, row.criteria)
             if row.kind == "reference":
                 return (await judge.matches(row.prompt, row.reply, row.reference)).score
             return (await judge.grade(row.prompt, row.reply, row.rubric)).score
@@ -131,14 +116,11 @@ async def calibrate(
 
 
 def _pairs(result: Calibration, rows: Sequence[tuple[Labelled, tuple[float, float]]]) -> None:
+    position_bias(result, "pair.", [v for _, v in rows])
     final = [here if here == there else 0.5 for _, (here, there) in rows]
     labels = [{"A": 1.0, "B": 0.0, "tie": 0.5}[str(row.label)] for row, _ in rows]
     result.share("pair.agreement", [float(f == label) for f, label in zip(final, labels, strict=True)])
     result.number("pair.kappa", kappa(final, labels), len(rows))
-    result.share("pair.same_in_both_orders", [float(here == there) for _, (here, there) in rows])
-    moved = [(here, there) for _, (here, there) in rows if here != there]
-    # Both values are those of A: it was first in the first order.
-    result.share("pair.first_wins_where_order_decides", [float(here > there) for here, there in moved])
     decided = [
         (f, label, row) for f, label, (row, _) in zip(final, labels, rows, strict=True) if len(row.a) != len(row.b)
     ]

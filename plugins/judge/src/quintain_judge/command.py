@@ -14,6 +14,7 @@ import click
 if TYPE_CHECKING:
     from .calibration import Calibration
     from .canaries import CanaryReport
+    from .service import JudgeService
 
 EPILOG = """
 \b
@@ -48,19 +49,12 @@ def calibrate(labels: Path, url: str, model: str, recipe: Path | None, canaries:
 
     Verdicts come from the judge's cache where it has them. A row without a verdict is counted and left out.
     """
-    from quintain.errors import UsageError
-
     from .calibration import read_labels
+    from .naming import judge_named
 
-    if recipe is not None and (url or model):
-        raise UsageError("--recipe has the judge's settings; leave out --url and --model")
-    args: dict[str, Any] = {"base_url": url, "model": model}
-    if recipe is not None:
-        args = _of_recipe(recipe)
-    elif not url:
-        args = {}
+    service = judge_named(url, model, recipe)
     rows = read_labels(labels)
-    result, report = asyncio.run(_measured(args, rows, canaries, quiet=as_json))
+    result, report = asyncio.run(_measured(service, rows, canaries, quiet=as_json))
     if as_json:
         data = {**vars(result), "canaries": asdict(report) if report else None}
         click.echo(json.dumps(data))
@@ -68,37 +62,13 @@ def calibrate(labels: Path, url: str, model: str, recipe: Path | None, canaries:
     _show(result, report)
 
 
-def _of_recipe(path: Path) -> dict[str, Any]:
-    import tomllib
-
-    from quintain.errors import UsageError
-
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as e:
-        raise UsageError(f"{path} cannot be read: {e}") from e
-    table = data.get("services", {}).get("judge", {})
-    if table.get("use") not in ("judge", "quintain-judge/judge"):
-        raise UsageError(f'{path}: [services.judge] with use = "judge" is needed; a judge of a run needs its run')
-    return dict(table.get("args", {}))
-
-
 async def _measured(
-    args: dict[str, Any], rows: Sequence[Any], canaries: bool, *, quiet: bool
+    service: JudgeService, rows: Sequence[Any], canaries: bool, *, quiet: bool
 ) -> tuple[Calibration, CanaryReport | None]:
-    from pydantic import TypeAdapter, ValidationError
-
-    from quintain.errors import UsageError
     from quintain.training import for_terminal
 
     from .calibration import calibrate
-    from .service import JudgeService
 
-    try:
-        service = TypeAdapter(JudgeService).validate_python(args)
-    except ValidationError as e:
-        first = e.errors(include_url=False)[0]
-        raise UsageError(f"the judge's setting {'.'.join(map(str, first['loc']))}: {first['msg']}") from e
     async with service as running:
         with for_terminal(quiet=quiet) as screen:
             screen.phase("judging", len(rows))

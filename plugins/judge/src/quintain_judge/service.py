@@ -270,11 +270,8 @@ class JudgeService(Service):
         Raises:
             Disagreement: the verdict changes with the order, and `on_disagreement` is ``mask``.
         """
-        if first == second:
-            return 0.5
-        barred = [bool(self.gated(first)), bool(self.gated(second))]
-        if any(barred):
-            return 0.5 + 0.5 * (barred[1] - barred[0])
+        if (known := self.decided(first, second)) is not None:
+            return known
         forward = self.in_order(prompt, first, second, criteria)
         if not self.swap or self.offline:
             return await forward
@@ -284,6 +281,11 @@ class JudgeService(Service):
         if self.on_disagreement == "mask":
             raise Disagreement("the preferred reply changed when the two were swapped")
         return 0.5
+
+    def decided(self, first: str, second: str) -> float | None:
+        """The value of *first* where no call is needed: a tie of equal replies, or one that the gate stops loses."""
+        barred = first != second and [bool(self.gated(first)), bool(self.gated(second))]
+        return 0.5 if not barred else 0.5 + 0.5 * (barred[1] - barred[0]) if any(barred) else None
 
     async def in_order(self, prompt: Any, first: str, second: str, criteria: Sequence[str]) -> float:
         """The value of the first of two replies, asked in this order alone, without the gate."""
