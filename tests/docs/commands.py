@@ -37,6 +37,7 @@ OWN_MCP = "tests/plugins/test_mcp_command.py::test_a_server_of_ones_own_is_as_th
 STORY = "tests/environments/test_story_books.py::test_the_page_shows_commands_that_work"
 STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_to_plan"
 STORY_PAIRS = "tests/environments/test_story_quality.py::test_the_page_shows_commands_that_work"
+STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_reward"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -75,6 +76,7 @@ ELSEWHERE = {
     "quintain eval story --data stories --split train --controls": STORY,
     "quintain-story quality @oracle --against @filler": STORY_PAIRS,
     "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl --json": STORY_PAIRS,
+    "quintain eval debugged.py:Wordy --engine @oracle --tasks 1": STOPPED,
     "pip install -e .": INSTALLED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""

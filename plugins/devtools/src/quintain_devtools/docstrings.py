@@ -28,8 +28,14 @@ def doc_of(component: Any) -> str:
 
 def parameter_docs(component: Any) -> dict[str, str]:
     """The text per name in the sections ``Args:`` and ``Attributes:`` of a component's docstring or of a docstring
-    itself; ``a, b: text`` describes both.
+    itself; ``a, b: text`` describes both. A class has those of its bases, too.
     """
+    if isinstance(component, type):
+        bases = [base for base in component.__mro__[:0:-1] if base is not object]
+        inherited = {
+            name: text for base in bases for name, text in parameter_docs(inspect.cleandoc(base.__doc__ or "")).items()
+        }
+        return inherited | parameter_docs(_docstring(component))
     doc = component if isinstance(component, str) else _docstring(component)
     docs: dict[str, str] = {}
     for section in _SECTION.finditer(inspect.cleandoc(doc)):

@@ -1,0 +1,29 @@
+"""The breakpoint of docs/debugging.md stops where the page says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from .pages import page
+
+PAGE = page("docs/debugging.md")
+
+
+def test_a_breakpoint_stops_in_the_reward(tmp_path: Path) -> None:
+    """The command of the page, with the answers of the page to the debugger."""
+    (source,) = [b.text for b in PAGE.blocks if b.file == "debugged.py"]
+    (tmp_path / "debugged.py").write_text(source)
+    (command,) = [c for b in PAGE.blocks if b.language == "bash" for c in b.commands]
+    words = command.split()[1:]
+
+    done = subprocess.run(
+        [sys.executable, "-m", "quintain", *words],
+        cwd=tmp_path, input="p rollout.reply\nc\n", capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+    assert 0 == done.returncode, done.stderr
+    assert "debugged.py(8)long_enough()" in done.stdout.replace(str(tmp_path) + "/", "")
+    assert "(Pdb) 'rain is interesting'" in done.stdout
+    assert "pass@1" in done.stdout
