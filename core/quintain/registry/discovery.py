@@ -43,6 +43,7 @@ _BROUGHT = {
     "quintain-openai": "engine:openai engine:openai-tokens",
     "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
+    "quintain-league": "service:league",
     "quintain-likelihood": "service:likelihood",
     "quintain-starter": "command:start model:default",
     "quintain-tool-formats": "tool_format:deepseek tool_format:glm tool_format:harmony tool_format:hermes tool_format:"
