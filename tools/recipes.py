@@ -97,6 +97,10 @@ SECTIONS = {
         "One table per service: `[services.workers]`. For a name without a table, the installed service of that name "
         "is used, if there is one."
     ),
+    "trackers": (
+        'Experiment trackers, one table each: `[[trackers]]` with `use = "wandb"` ([hooks.md](hooks.md#trackers)). '
+        "`quintain train --tracker wandb` adds one with its defaults."
+    ),
 }
 
 MEANINGS = {
@@ -173,6 +177,8 @@ MEANINGS = {
     "stop.seconds": "seconds of rollouts and updates, without evaluation",
     "services.use": "name of a service (`quintain list services`)",
     "services.args": "settings of the service",
+    "trackers.use": "`tensorboard`, `wandb`, `mlflow`, `trackio` (plugin `quintain-trackers`), or of another plugin",
+    "trackers.args": "settings of the tracker",
 }
 
 HEAD = """# All keys of a recipe
@@ -311,7 +317,7 @@ def default(name: str, field: FieldInfo) -> str:
 
 def heading(section: str) -> str:
     """The section as a recipe spells it."""
-    if section.endswith("environments"):
+    if section.endswith(("environments", "trackers")):
         return f"[[{section}]]"
     return {"services": "[services.SLOT]"}.get(section, f"[{section}]")
 

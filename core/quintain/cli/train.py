@@ -50,6 +50,9 @@ recipes have the defaults of docs/recipes.md. The default model is first fine-tu
 @click.option("--steps", type=Count(1), help="Optimizer steps.")
 @click.option("--name", help="Run name (default: environment name and a number).")
 @click.option("--folder", help="Parent folder of the run folders.  [default: runs]")
+@click.option(
+    "--tracker", "trackers", multiple=True, metavar="NAME", help="Log to tensorboard, wandb, mlflow, trackio."
+)
 @click.option("--resume", metavar="RUN", help="Resume this run from its last checkpoint.")
 @click.option("--force", is_flag=True, help="With --resume: use a recipe that was edited since.")
 @click.option("--dry-run", is_flag=True, help="Check the recipe and print it with all defaults; train nothing.")
@@ -91,7 +94,7 @@ def train(
 
 
 def _only_resume(recipe: str | None, dry_run: bool, choices: dict[str, Any]) -> None:
-    named = {"overrides": "set", "args": "arg"}
+    named = {"overrides": "set", "args": "arg", "trackers": "tracker"}
     refused = [f"--{named.get(k, k)}" for k, v in choices.items() if v not in (None, ()) and k != "folder"]
     refused += [recipe] if recipe is not None else []
     if refused:
@@ -119,6 +122,7 @@ def _recipe(
     args: tuple[str, ...] = (),
     reward: str | None = None,
     overrides: tuple[str, ...],
+    trackers: tuple[str, ...] = (),
     **keys: Any,
 ) -> Recipe:
     from ..training.recipe.load import BUNDLED, bundled
@@ -142,6 +146,8 @@ def _recipe(
     changes += [f"environments.0.args.{pair}" for pair in args]
     if reward is not None:
         changes.append(f"environments.0.reward={json.dumps(as_expression(reward))}")
+    if trackers:
+        changes.append(f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]")
     if path is not None:
         return Recipe.load(path, [*changes, *overrides])
     base = "quickstart" if model in (None, "default") else "pretrained"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from ..errors import NoTasksError, UsageError
@@ -44,6 +45,11 @@ def check_recipe(recipe: Recipe) -> None:
     model_source(recipe)
     if recipe.model.tool_format != "auto":
         current().find("tool_format", recipe.model.tool_format)
+    for table in recipe.trackers:
+        hooks = current().load("hooks", table.use)
+        if isinstance(hooks, ModuleType):
+            raise UsageError(f"{table.use!r} observes every run and is no tracker; remove it from [[trackers]]")
+        check_args(type(hooks), table.args, who=f"tracker {table.use!r}")
     specs = [resolve_environment_table(table) for table in recipe.environments]
     evaluated = [resolve_environment_table(table) for table in recipe.evaluated]
     slots = {slot for spec in (*specs, *evaluated) for slot in spec.slots} | algorithm.slots

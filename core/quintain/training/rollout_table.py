@@ -6,10 +6,11 @@ The column ``rollout`` has the full record as JSON; the other columns are a conv
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from ..types.rollout import Rollout, Score
+from ..types.rollout import AnyGroup, Rollout, Score
 from ..types.transcript import Branch
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ def schema() -> pyarrow.Schema:
     ``task``, ``messages``, ``outcome_parts``, ``shaping_parts``, ``metrics`` and ``rollout`` are JSON text. ``token_*``
     describe the last branch of the policy's own player, token by token: id, sampling log-prob (0 if not sampled),
     weight version (-1 if not sampled) and source (`quintain.types.transcript.TokenSource`); the rest is in ``rollout``.
+    ``advantages`` are `advantages_of` the rollout, ``advantage`` is their mean; both are null if it did not train.
     """
     import pyarrow as pa
 
@@ -41,6 +43,8 @@ def schema() -> pyarrow.Schema:
         "outcome_parts": text,
         "shaping": number,
         "shaping_parts": text,
+        "advantage": number,
+        "advantages": pa.list_(pa.float32()),
         "termination": text,
         "reason": text,
         "attempts": integer,
@@ -56,12 +60,15 @@ def schema() -> pyarrow.Schema:
     return pa.schema(list(columns.items()))
 
 
-def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]]) -> bytes:
-    """The *rollouts* of a step as a Parquet file."""
+Advantages = Mapping[tuple[int, int], Sequence[float]]
+
+
+def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]], advantages: Advantages | None = None) -> bytes:
+    """The *rollouts* of a step as a Parquet file, with the *advantages* of those that trained."""
     import pyarrow as pa
     import pyarrow.parquet
 
-    rows = [row(step, rollout) for rollout in rollouts]
+    rows = [row(step, rollout, (advantages or {}).get((rollout.group, rollout.sample))) for rollout in rollouts]
     table = pa.Table.from_pylist(rows, schema=schema())
     sink = pa.BufferOutputStream()
     pyarrow.parquet.write_table(table, sink, compression="zstd")
@@ -69,7 +76,28 @@ def to_parquet(step: int, rollouts: Iterable[Rollout[Any, Any]]) -> bytes:
     return data
 
 
-def row(step: int, rollout: Rollout[Any, Any]) -> dict[str, Any]:
+def advantages_of(groups: Iterable[AnyGroup], advantages: Any) -> Advantages:
+    """The advantage of each token that the policy's own player sampled, branch by branch, by group and sample.
+
+    *groups* are those of the batch, *advantages* what the learner computed: ``values`` per sample or per sampled token.
+    """
+    trained = [
+        (rollout.group, rollout.sample, player, transcript.sampled)
+        for group in groups
+        for rollout in group.valid
+        for player, transcript in rollout.transcripts.items()
+        if transcript.sampled
+    ]
+    values = getattr(advantages, "values", ())
+    values = values.tolist() if hasattr(values, "tolist") else values
+    if len(values) == len(trained):
+        values = [value for value, (*_, tokens) in zip(values, trained, strict=True) for value in repeat(value, tokens)]
+    each = iter(values)
+    parts = [(group, sample, player, list(islice(each, tokens))) for group, sample, player, tokens in trained]
+    return {(group, sample): part for group, sample, player, part in parts if part and not player}
+
+
+def row(step: int, rollout: Rollout[Any, Any], advantages: Sequence[float] | None = None) -> dict[str, Any]:
     """One rollout as plain values, by column (see `schema`)."""
     record = rollout.to_json()
     tokens = _last_branch(rollout)
@@ -86,6 +114,8 @@ def row(step: int, rollout: Rollout[Any, Any]) -> dict[str, Any]:
         "reply": _readable(rollout.reply),
         **_score("outcome", rollout.outcome),
         **_score("shaping", rollout.shaping),
+        "advantage": sum(advantages) / len(advantages) if advantages else None,
+        "advantages": advantages,
         "termination": rollout.termination.kind.value,
         "reason": _readable(rollout.termination.reason),
         "attempts": rollout.termination.attempts,

@@ -23,6 +23,7 @@ from .interrupts import CANCEL_SECONDS
 from .metrics import TRAINING, distinct, evaluation_metrics, failure_kind, failures_in, held_out, success_of
 from .policy_learner import PolicyLearner
 from .recipe.tables import Recipe
+from .rollout_table import Advantages, advantages_of
 from .run_folder import RunFolder
 from .sampler_check import explained, max_sample_mismatch, rescored
 from .screen import Screen
@@ -93,6 +94,7 @@ class Run:
         whole: false between an update and its record, when a checkpoint would contain half a step.
         held_out: the environments of the evaluations.
         alerts: the message of each active alert, by its name.
+        advantages: of the last update, for the table of rollouts.
         undone: state of curriculum and services before a step that an error ended; a checkpoint saves it instead of
             their current state.
     """
@@ -112,6 +114,7 @@ class Run:
     state: RunState = field(default_factory=RunState)
     alerts: Mapping[str, str] = field(default_factory=dict)
     whole: bool = True
+    advantages: Advantages = field(default_factory=dict)
     undone: dict[str, Any] | None = None
 
     @property
@@ -181,6 +184,7 @@ class Run:
                     count = tasks if not own or table.tasks is None else None if table.tasks == "all" else table.tasks
                     of = table.split if own and table.split else split
                     results.append(await self._evaluate(environment, name, of, count))
+        self.screen.answers(split, self.state.step, [rollout for result in results for rollout in result.rollouts])
         metrics = held_out(results, [table.weight for table in tables])
         self.state.accuracy, self.state.measured = metrics["accuracy"], self.state.step
         return metrics
@@ -213,6 +217,7 @@ class Run:
     async def update(self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]) -> dict[str, float]:
         """`PolicyLearner.step`, with the check of `sampler_check`, which may raise a `SamplerMismatch`."""
         temperature, limit = self.recipe.sampling.temperature, max_sample_mismatch(self.recipe)
+        self.advantages = advantages_of(groups, advantages)
         try:
             metrics = self.learner.step(scored, advantages=advantages)
         except SamplerMismatch as error:
@@ -265,7 +270,7 @@ class Run:
         with self.clock("record"):
             keep = self.recipe.rollouts.keep
             if keep != "none":
-                self.folder.write_rollouts(step, groups)
+                self.folder.write_rollouts(step, groups, self.advantages)
                 self.folder.retain(keep, step)
             self.folder.append({"step": step, **metrics})
         self.hooks.emit(StepEnd(step=step, metrics=dict(metrics)))

@@ -219,7 +219,7 @@ class RunFolder:
                 place = f"{path}, line {number},"
                 yield _record(line, place, "that line", step=path == self.metrics_path), line
 
-    def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]]) -> Path:
+    def write_rollouts(self, step: int, groups: Iterable[Group[Any, Any]], advantages: Any = None) -> Path:
         """Save the rollouts of a step as one Parquet file (columns: see `quintain.training.rollout_table`).
 
         Raises:
@@ -229,7 +229,7 @@ class RunFolder:
 
         self.check()
         path = self.rollouts / f"step-{step:06d}.parquet"
-        write_atomically(path, to_parquet(step, [r for g in groups for r in g.rollouts]))
+        write_atomically(path, to_parquet(step, [r for g in groups for r in g.rollouts], advantages))
         return path
 
     def read_rollouts(self, step: int) -> list[Record]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
+
+from ..types.rollout import AnyRollout, reaches
+from ..types.task import messages_of
 
 PAUSE = 10.0
 """Seconds between the lines that report the progress of a phase."""
@@ -63,6 +67,13 @@ class Screen(AbstractContextManager["Screen"]):
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print the metrics of a step."""
         self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
+
+    def answers(self, split: str, step: int, rollouts: Iterable[AnyRollout]) -> None:
+        """Print one right and one wrong answer of an evaluation; which ones changes with *step*."""
+        valid = [r for r in rollouts if r.valid and r.outcome]
+        for name, success in (("right", True), ("wrong", False)):
+            if matching := [r for r in valid if r.outcome and reaches(r.outcome.total) is success]:
+                self.note(f"{split}, step {step}, {name}:{answer(matching[step % len(matching)])}")
 
     def alerts(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Print the messages of the alerts that began (also if quiet) and the names of those that ended."""
@@ -156,6 +167,20 @@ SHOWN = (
 def line(metrics: Mapping[str, Any]) -> str:
     """The main metrics on one line."""
     return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
+
+
+def answer(rollout: AnyRollout) -> str:
+    """The last message of the prompt, the last reply and the reason of the score, in lines that fit the terminal."""
+    width = max(20, min(shutil.get_terminal_size().columns, 120) - 2)
+    reason = rollout.outcome.reason if rollout.outcome else ""
+    texts = (
+        messages_of(rollout.task.prompt)[-1].content,
+        f"-> {rollout.reply or '(nothing)'}",
+        reason and f"({reason})",
+    )
+    lines = [text if len(text) < 400 else f"{text[:200]} ... {text[-200:]}" for text in texts if text]
+    lines = [textwrap.fill(" / ".join(s.split("\n")), width, subsequent_indent="   ") for s in lines]
+    return textwrap.indent("\n".join(["", *lines]), "  ")
 
 
 def printable(text: str) -> str:

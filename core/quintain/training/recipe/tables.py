@@ -341,6 +341,7 @@ class Recipe(_Table):
     rollouts: RolloutsTable = RolloutsTable()
     stop: StopTable = StopTable()
     services: dict[Name, ComponentTable] = {}
+    trackers: Annotated[tuple[ComponentTable, ...], Field(strict=False)] = ()
 
     @property
     def evaluated(self) -> tuple[EvaluatedTable, ...]:

@@ -1,0 +1,145 @@
+"""`quintain rollouts`: the rollouts of a run in the terminal, as JSON, or as one HTML file."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from quintain.cli import Count
+from quintain.errors import UsageError
+from quintain.training import write_atomically
+
+from .stored import Decoder, Filter, Store
+
+SHOWN = 5
+"""Rollouts in the terminal by default."""
+WRITTEN = 1_000
+"""Rollouts in an HTML file by default; a browser opens ten times as many."""
+
+Chosen = list[tuple[int, Path, list[int]]]
+
+
+class Range(click.ParamType):
+    """``A..B``, ``A..`` or ``..B``."""
+
+    name = "range"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, float]:
+        low, dots, high = value.partition("..")
+        try:
+            bounds = (float(low or -math.inf), float(high or math.inf) if dots else float(low))
+        except ValueError:
+            self.fail(f"{value!r}: expected a range such as 0.5..1, 0.5.. or ..0", param, ctx)
+        return bounds
+
+
+@click.command()
+@click.argument("run", metavar="RUN")
+@click.option("--step", "-s", "steps", type=Count(1), multiple=True, help="Only this step (repeatable).")
+@click.option("--right", is_flag=True, help="Rollouts that solved their task.")
+@click.option("--wrong", is_flag=True, help="Rollouts that did not.")
+@click.option("--failed", is_flag=True, help="Rollouts excluded because of an error.")
+@click.option("--environment", "-e", default="", help="Only this environment of the recipe.")
+@click.option("--reward", type=Range(), metavar="A..B", help="Total reward in this range (0.5.. is 0.5 and more).")
+@click.option("--contains", default="", metavar="TEXT", help="TEXT in the prompt or the conversation, in any case.")
+@click.option("--limit", "-n", type=Count(1), help=f"At most N rollouts (default: {SHOWN}; with --html {WRITTEN:,}).")
+@click.option("--tokens", is_flag=True, help="Show each token with log-prob, source and advantage.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write one self-contained page to FILE.")
+@click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per rollout and line.")
+def rollouts(
+    run: str,
+    steps: Sequence[int],
+    right: bool,
+    wrong: bool,
+    failed: bool,
+    environment: str,
+    reward: tuple[float, float] | None,
+    contains: str,
+    limit: int | None,
+    tokens: bool,
+    html: Path | None,
+    folder: str,
+    as_json: bool,
+) -> None:
+    """Show the training rollouts of RUN: prompt, turns, tools, reward parts, advantage and how each ended.
+
+    RUN is a run, its folder, or a Parquet file of `quintain eval --out`. The newest step comes first. Filters are
+    combined; of --right, --wrong and --failed, each that is given is shown.
+
+    \b
+    quintain rollouts arithmetic-1 --wrong -n 3
+    quintain rollouts arithmetic-1 --step 30 --tokens -n 1
+    quintain rollouts arithmetic-1 --html rollouts.html
+    """
+    if html is not None and as_json:
+        raise click.UsageError("--html writes a page and --json prints objects; leave one out")
+    store = Store(run, folder)
+    results = frozenset(n for n, chosen in (("right", right), ("wrong", wrong), ("failed", failed)) if chosen)
+    known = frozenset(steps) if steps else None
+    if known and (unknown := known - {step for step, _ in store.files}):
+        first, last = store.files[0][0], store.files[-1][0]
+        raise UsageError(f"no rollouts of step {min(unknown)} in {run!r}; it has steps {first} to {last}")
+    wanted = Filter(steps=known, results=results, environment=environment, reward=reward, contains=contains)
+    found: Chosen = list(store.matching(wanted))[::-1]
+    total = sum(len(numbers) for *_, numbers in found)
+    if not total:
+        message = f"no rollout of {store.name} matches; {len(store.files):,} steps were searched"
+        click.echo(message, err=True)
+        return
+    decode = Decoder(store.path)
+    if html is not None:
+        from .page import page
+
+        chosen = spread(found, limit or WRITTEN)
+        views = [view for _, path, numbers in reversed(chosen) for view in store.rows(path, numbers)]
+        shown = len(views)
+        text = page(store.name, views, decode, total=total, every_token=tokens)
+        write_atomically(html, text.encode())
+        click.echo(f"wrote {html} ({len(text.encode()) / 1e6:.1f} MB, {shown:,} rollouts); open it in a browser")
+    elif as_json:
+        shown = 0
+        for _, path, numbers in newest(found, limit or total):
+            for view in store.rows(path, numbers, tokens=tokens):
+                if view["tokens"] is not None:
+                    names = ("id", "source", "logp", "version", "advantage")
+                    view["tokens"] = [dict(zip(names, t, strict=True), text=decode(t[0])) for t in view["tokens"]]
+                click.echo(json.dumps(view))
+                shown += 1
+    else:
+        from .terminal import show
+
+        chosen = newest(found, limit or SHOWN)
+        views = [view for _, path, numbers in chosen for view in store.rows(path, numbers, tokens=tokens)]
+        shown = len(views)
+        show(views, decode)
+    if shown < total:
+        which = f"from {len(chosen):,} of {len(found):,} steps" if html else "the newest"
+        click.echo(f"{shown:,} of {total:,} rollouts, {which}; -n {total} takes all, filters take others", err=True)
+
+
+def newest(found: Chosen, limit: int) -> Chosen:
+    """The first *limit* rollouts of *found*."""
+    chosen: Chosen = []
+    for step, path, numbers in found:
+        if limit <= 0:
+            break
+        chosen.append((step, path, numbers[:limit]))
+        limit -= len(numbers)
+    return chosen
+
+
+def spread(found: Chosen, limit: int) -> Chosen:
+    """Whole steps of *found*, the first, the last and others evenly between, with at most *limit* rollouts.
+
+    If not even one step fits, its first *limit* rollouts.
+    """
+    for count in range(len(found), 0, -1):
+        at = sorted({round(i * (len(found) - 1) / max(1, count - 1)) for i in range(count)})
+        if sum(len(found[i][2]) for i in at) <= limit:
+            return [found[i] for i in at]
+    return newest(found, limit)

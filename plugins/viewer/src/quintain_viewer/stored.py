@@ -1,0 +1,203 @@
+"""Rollouts of a run or a file as plain data for viewers: read, filtered and limited."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quintain import Termination
+from quintain.errors import RunError, UsageError
+from quintain.training import RunFolder, find_run, reaches, steps_in
+
+Row = dict[str, Any]
+LIGHT = ("step", "environment", "group", "sample", "outcome", "shaping", "termination")
+"""Columns that the filters read first; the others only if these match."""
+SOURCES = ("template", "prompt", "policy", "tool", "copy", "forced")
+"""Names of the sources of tokens, by number."""
+POLICY = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Which rollouts to show; ``None`` and empty values match all.
+
+    Attributes:
+        results: ``right``, ``wrong`` and ``failed``, any of them.
+        reward: smallest and largest total reward.
+        contains: text in the prompt, a reply or a tool result, in any case.
+    """
+
+    steps: frozenset[int] | None = None
+    results: frozenset[str] = frozenset()
+    environment: str = ""
+    reward: tuple[float, float] | None = None
+    contains: str = ""
+
+    def light(self, row: Mapping[str, Any]) -> bool:
+        """Whether the columns `LIGHT` of *row* match."""
+        total = (row["outcome"] or 0.0) + (row["shaping"] or 0.0)
+        return (
+            (not self.results or result_of(row) in self.results)
+            and self.environment in ("", row["environment"])
+            and (self.reward is None or (row["outcome"] is not None and self.reward[0] <= total <= self.reward[1]))
+        )
+
+    def text(self, messages: str, task: str) -> bool:
+        """Whether *messages* and *task*, columns of JSON text, have the text."""
+        return not self.contains or any(
+            self.contains.casefold() in text.casefold() for text in _texts([json.loads(messages), json.loads(task)])
+        )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (list, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def result_of(row: Mapping[str, Any]) -> str:
+    """``right``, ``wrong``, or ``failed`` for a rollout that failed for reasons other than the policy."""
+    if Termination(row["termination"]).ours:
+        return "failed"
+    return "right" if row["outcome"] is not None and reaches(row["outcome"]) else "wrong"
+
+
+class Store:
+    """The rollout files of a run, or one file that ``quintain eval --out`` wrote.
+
+    Args:
+        name: a run, its folder, or a Parquet file.
+        folder: parent folder of the run folders.
+
+    Attributes:
+        files: the files by step, in order.
+
+    Raises:
+        UsageError: there is no such run or file, or it has no rollouts.
+    """
+
+    def __init__(self, name: str, folder: str = "runs") -> None:
+        if name.endswith(".parquet"):
+            if not Path(name).is_file():
+                raise UsageError(f"no file {name!r}")
+            self.name, self.files, self.path = Path(name).name, [(0, Path(name))], None
+            return
+        self.path = find_run(name, folder)
+        run = RunFolder(self.path, lock=False)
+        self.name, self.files = run.name, steps_in(run.rollouts)
+        if not self.files:
+            raise RunError(f"run {run.name!r} has no rollouts yet; see [rollouts] keep in its recipe")
+
+    def matching(self, wanted: Filter) -> Iterator[tuple[int, Path, list[int]]]:
+        """The step, file and numbers of the matching rows of each file that has some."""
+        for step, path in self.files:
+            if wanted.steps is not None and step not in wanted.steps:
+                continue
+            numbers = [i for i, row in enumerate(_read(path, LIGHT)) if wanted.light(row)]
+            if wanted.contains and numbers:
+                texts = _read(path, ("messages", "task"), numbers)
+                numbers = [
+                    i for i, row in zip(numbers, texts, strict=True) if wanted.text(row["messages"], row["task"])
+                ]
+            if numbers:
+                yield step, path, numbers
+
+    def rows(self, path: Path, numbers: Sequence[int], *, tokens: bool = True) -> list[Row]:
+        """The rollouts with *numbers* in the file *path*, as `view_of` gives them."""
+        return [view_of(row, tokens=tokens) for row in _read(path, None, numbers)]
+
+
+def _read(path: Path, columns: Sequence[str] | None, numbers: Sequence[int] | None = None) -> list[Row]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path, columns=list(columns) if columns else None)
+        rows: list[Row] = (table if numbers is None else table.take(numbers)).to_pylist()
+    except (OSError, pyarrow.ArrowException) as e:
+        raise RunError(f"{path} cannot be read: {e}; remove the file to see the others") from e
+    if columns and (missing := set(columns) - set(table.column_names)):
+        raise UsageError(f"{path} has no column {min(missing)!r}; expected a file of rollouts that Quintain wrote")
+    return rows
+
+
+def view_of(row: Row, *, tokens: bool = True) -> Row:
+    """What viewers show of a stored rollout, as JSON."""
+    record = json.loads(row["rollout"])
+    outcome, shaping = (record.get(slot) or {} for slot in ("outcome", "shaping"))
+    total = None if row["outcome"] is None else row["outcome"] + (row["shaping"] or 0.0)
+    return {
+        **{k: row[k] for k in ("step", "environment", "group", "sample", "seed", "task_id", "level")},
+        "result": result_of(row),
+        "prompt": prompt_of(record["task"]),
+        "answer": record["task"].get("answer"),
+        "messages": record["messages"],
+        "reply": row["reply"],
+        "reward": total,
+        "outcome": row["outcome"],
+        "shaping": row["shaping"],
+        "parts": {**json.loads(row["outcome_parts"]), **json.loads(row["shaping_parts"])},
+        "why": "; ".join(text for text in (outcome.get("reason"), shaping.get("reason")) if text),
+        "advantage": row.get("advantage"),
+        "termination": row["termination"],
+        "reason": row["reason"],
+        "attempts": row["attempts"],
+        "metrics": json.loads(row["metrics"]),
+        "seconds": row["seconds"],
+        "sampled": row["tokens"],
+        "tokens": token_rows(record, row.get("advantages")) if tokens else None,
+    }
+
+
+def prompt_of(task: Mapping[str, Any]) -> str:
+    """The prompt of a stored task; of a conversation the last message."""
+    prompt = task.get("prompt", "")
+    return prompt if isinstance(prompt, str) else str(prompt[-1].get("content", "")) if prompt else ""
+
+
+def token_rows(record: Mapping[str, Any], advantages: Sequence[float] | None) -> list[tuple[Any, ...]]:
+    """The tokens of the last branch of the policy's own player: id, source, log-prob, weight version, advantage.
+
+    Log-prob, version and advantage are ``None`` where the token was not sampled.
+
+    Args:
+        record: a rollout as `Rollout.to_json` gives it.
+        advantages: of each sampled token, branch by branch.
+    """
+    rest = iter(advantages or ())
+    paths: list[list[tuple[Any, ...]]] = []
+    for branch in record["transcripts"].get("", {}).get("branches", ()):
+        own = [
+            (token, source, logp, version, next(rest, None)) if source == POLICY else (token, source, None, None, None)
+            for token, source, logp, version in zip(
+                branch["ids"], branch["sources"], branch["logps"], branch["versions"], strict=True
+            )
+        ]
+        paths.append((paths[branch["parent"]][: branch["fork"]] if branch["parent"] >= 0 else []) + own)
+    return paths[-1] if paths else []
+
+
+class Decoder:
+    """The text of single tokens, by the tokenizer of the last checkpoint; ids in brackets if there is none."""
+
+    def __init__(self, run: Path | None) -> None:
+        self._tokenizer: Any = None
+        self._texts: dict[int, str] = {}
+        for _, checkpoint in reversed(steps_in(run / "checkpoints")) if run else ():
+            file = checkpoint / "model" / "tokenizer.json"
+            if file.is_file():
+                from tokenizers import Tokenizer
+
+                self._tokenizer = Tokenizer.from_file(str(file))
+                return
+
+    def __call__(self, token: int) -> str:
+        if token not in self._texts:
+            text = self._tokenizer.decode([token], skip_special_tokens=False) if self._tokenizer else ""
+            self._texts[token] = text or f"[{token}]"
+        return self._texts[token]

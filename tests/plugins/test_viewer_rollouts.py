@@ -1,0 +1,229 @@
+"""`quintain rollouts`: filters, the terminal, JSON, and the HTML page, which shows hostile text as text."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from quintain.cli import main
+from quintain.types.transcript import TokenSource
+from quintain_viewer.command import newest, spread
+from quintain_viewer.page import json_in_html
+from quintain_viewer.stored import SOURCES, token_rows
+
+from .rollout_run import HOSTILE, make_run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two steps of two groups of four rollouts; in each group two are right."""
+    path = tmp_path_factory.mktemp("viewer") / "runs"
+    make_run(path)
+    return path
+
+
+def run(runs: Path, *words: str) -> int:
+    return main(["rollouts", "sums", "--folder", str(runs), *words])
+
+
+def found(runs: Path, capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert 0 == run(runs, "--json", *words)
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", 16),
+        ("--right", 8),
+        ("--wrong", 6),
+        ("--failed", 2),
+        ("--wrong --failed", 8),
+        ("--step 2", 8),
+        ("--step 1 --step 2 --right", 8),
+        ("--environment arithmetic --reward 1..", 8),
+        ("--reward ..0.5", 6),
+        ("--reward 0.25", 6),
+        ("--environment other", 0),
+        ("--contains INJECTED", 8),
+        ("--contains 2+2?", 16),
+        ("-n 3", 3),
+    ],
+)
+def test_filters_select_rollouts(runs: Path, capsys: pytest.CaptureFixture[str], words: str, expected: int) -> None:
+    views = found(runs, capsys, *words.split())
+
+    assert expected == len(views)
+    if "--failed" in words and "--wrong" not in words:
+        assert {("failed", "timeout", 2)} == {(v["result"], v["termination"], v["attempts"]) for v in views}
+
+
+def test_unknown_runs_steps_and_ranges_are_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["--step", "7"], "it has steps 1 to 2"),
+        (["--reward", "x..1"], "expected a range such as"),
+        (["--html", "a.html", "--json"], "leave one out"),
+    ):
+        assert 2 == run(runs, *words)
+        out = capsys.readouterr()
+        assert message in out.out + out.err
+    assert 0 != main(["rollouts", "sum", "--folder", str(runs)])
+    assert "did you mean 'sums'" in capsys.readouterr().err
+
+
+def test_json_has_tokens_with_their_advantages(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (view,) = found(runs, capsys, "--right", "--tokens", "-n", "1")
+
+    assert (1.25, 1.0, 0.25, 1.0) == (view["reward"], view["outcome"], view["shaping"], view["advantage"])
+    assert {"exact": 1.0, "format": 1.0} == view["parts"]
+    assert ["What is 2+2?", "<end>", "The answer", " is", " 4", "<end>"] == [t["text"] for t in view["tokens"]]
+    sampled = [(t["logp"], t["advantage"], t["version"]) for t in view["tokens"] if t["source"] == TokenSource.MODEL]
+    assert [(pytest.approx(-0.01), 1.0, 2), (pytest.approx(-0.7), 1.0, 2), (pytest.approx(-2.3), 1.0, 2)] == sampled
+
+
+def test_advantages_follow_the_branches() -> None:
+    """Advantages are stored branch by branch; the view shows the last branch from the start of the conversation."""
+
+    def branch(parent: int, fork: int, ids: list[int], sources: list[int]) -> dict[str, Any]:
+        columns = {"logps": [-0.5] * len(ids), "versions": [3] * len(ids)}
+        return {"parent": parent, "fork": fork, "ids": ids, "sources": sources, **columns}
+
+    record = {"transcripts": {"": {"branches": [branch(-1, 0, [1, 2, 3], [1, 2, 2]), branch(0, 2, [4, 5], [0, 2])]}}}
+
+    rows = token_rows(record, [0.1, 0.2, 0.3])
+    assert [(1, None), (2, 0.1), (4, None), (5, 0.3)] == [(row[0], row[-1]) for row in rows]
+    assert [None, None] == [row[-1] for row in token_rows(record, None) if row[1] == TokenSource.MODEL]
+    assert [] == token_rows({"transcripts": {}}, None)
+
+
+def test_sources_have_the_names_of_the_core() -> None:
+    assert [s.name.lower().replace("model", "policy") for s in TokenSource] == list(SOURCES)
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("tokens", [(), ("--tokens",)])
+def test_the_terminal_view_fits(
+    runs: Path, capsys: pytest.CaptureFixture[str], columns: int, tokens: tuple[str, ...]
+) -> None:
+    """No line is wider than the terminal, and no control character of a model reaches it."""
+    with patch.dict(os.environ, COLUMNS=str(columns)):
+        assert 0 == run(runs, "--wrong", "-n", "2", *tokens)
+    out, err = capsys.readouterr()
+
+    assert columns >= max(map(len, out.splitlines()))
+    assert "\x1b" not in out
+    for text in (
+        "wrong  step 2",
+        "reward 0.25  outcome 0  shaping 0.25  advantage -1",
+        "exact 0",
+        "finished; 3 tokens",
+    ):
+        assert text in out
+    assert ("log-prob" in out) == bool(tokens)
+    assert "2 of 6 rollouts, the newest; -n 6 takes all" in err
+
+
+# ---------------------------------------------------------------- the page
+class Elements(HTMLParser):
+    """The tags of a page and the text of its scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=False)
+        self.tags: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.tags[-1:] == ["script"]:
+            self.scripts[-1] += data
+
+
+@pytest.fixture(scope="module")
+def page(runs: Path) -> Path:
+    path = runs.parent / "rollouts.html"
+    assert 0 == run(runs, "--html", str(path))
+    return path
+
+
+def test_the_page_has_no_element_of_a_model(page: Path) -> None:
+    """Hostile texts are inside the JSON block, which they cannot end; only the page's own script may run."""
+    text = page.read_text()
+    elements = Elements(text)
+
+    assert 2 == elements.tags.count("script")
+    assert not {"img", "iframe", "link", "object", "b", "textarea"} & set(elements.tags)
+    data = json.loads(elements.scripts[0])
+    assert 16 == len(data["rollouts"]) == data["total"]
+    assert any(HOSTILE in r["reply"] for r in data["rollouts"])
+    assert "default-src 'none'" in text and "unsafe" not in text
+    assert "http:" not in text and "https:" not in text
+
+
+def test_json_in_html_cannot_end_its_block() -> None:
+    texts = ["</script>", "<!--", "]]>", "\u2028", "&lt;", "\x00"]
+
+    assert not set("<>&\u2028") & set(json_in_html(texts))
+    assert texts == json.loads(json_in_html(texts))
+
+
+def test_large_runs_are_limited() -> None:
+    """The page takes whole steps, first and last among them; the terminal the newest rollouts."""
+    found = [(step, Path(f"{step}"), list(range(100))) for step in range(100, 0, -1)]
+
+    steps = [step for step, *_ in spread(found, 1000)]
+    assert (10, 100, 1) == (len(steps), steps[0], steps[-1])
+    assert {11} == {a - b for a, b in pairwise(steps)}
+    assert found == spread(found, 10_000)
+    assert [(100, Path("100"), list(range(30)))] == spread(found, 30)
+    assert [100, 50] == [len(numbers) for *_, numbers in newest(found, 150)]
+
+
+def test_a_limited_page_says_so(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == run(runs, "--html", str(tmp_path / "a.html"), "-n", "9")
+
+    assert "8 of 16 rollouts, from 1 of 2 steps; -n 16 takes all" in capsys.readouterr().err
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("size", ["1280,900", "390,844"])
+def test_the_page_works_in_a_browser(page: Path, tmp_path: Path, size: str) -> None:
+    """Headless Chromium shows the groups, samples and tokens that match, and runs nothing of a model."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    words = [
+        chromium,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        f"--window-size={size}",
+        "--virtual-time-budget=3000",
+    ]
+    words += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    url = f"{page.as_uri()}#search=injected&result=wrong&tab=tokens&colour=advantage&reading=1"
+    done = subprocess.run([*words, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+    elements = Elements(done.stdout)
+
+    assert "<title>sums · rollouts</title>" in done.stdout
+    assert 2 == elements.tags.count("script")
+    assert "img" not in elements.tags
+    assert "6 rollouts in 4 groups" in done.stdout
+    assert 4 == done.stdout.count('class="group')
+    assert 4 == done.stdout.count('class="sample ')
+    assert "advantage -1" in done.stdout
+    assert 'title="&quot;The answer&quot;, id 2, policy; log-prob -0.01' in done.stdout
+    assert "Content Security Policy" not in done.stderr
