@@ -14,7 +14,7 @@ import torch
 
 from quintain import Sampling
 from quintain.learning import ModuleWeights
-from quintain_vllm import CanaryError, WeightSyncError, worker
+from quintain_vllm import CanaryError, WeightSyncError
 from quintain_vllm.transports import File, Memory
 
 from ..core.models import tiny_model
@@ -31,7 +31,7 @@ class Other:
         self.version = version
         self._tensors = {n: t.detach().clone() for n, t in module.state_dict().items()} | dict(but or {})
 
-    def tensors(self) -> Mapping[str, Any]:
+    def tensors(self) -> dict[str, Any]:
         return self._tensors
 
 
@@ -44,7 +44,7 @@ def agrees(running: Running, model: Any) -> float:
 @pytest.fixture(scope="module", params=["qwen3", "llama", "gpt2"])
 def running(request: pytest.FixtureRequest) -> Iterator[Running]:
     """Tied heads are qwen3's and gpt2's; llama's is untied."""
-    started = Running(tiny_model(request.param, hidden=64))
+    started = Running(tiny_model(request.param, hidden=128))
     started.kind = request.param
     yield started
     started.close()
@@ -54,7 +54,7 @@ def test_an_update_is_exact(running: Running) -> None:
     """From tensors in memory and from a file, over a warm prefix cache; the version goes on the tokens."""
     for version, transport in [(1, Memory()), (2, File()), (5, Memory())]:
         running.sample((IDS, Sampling(max_tokens=2)))  # the prefix is cached now
-        model = tiny_model(running.kind, hidden=64, seed=version)
+        model = tiny_model(running.kind, hidden=128, seed=version)
         running.engine._transport = transport
         assert running.do(running.engine.update(Other(model, version))) == version
         assert agrees(running, model) < 2e-5
@@ -74,10 +74,10 @@ def test_the_learners_module_is_read_live(running: Running) -> None:
 
 def test_a_layer_that_kept_its_weights_is_named(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of the learner's tensors lead elsewhere for one map; the engine takes the rest."""
-    model = tiny_model(running.kind, hidden=64, seed=11)
-    name, layer = {
-        "gpt2": ("transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_fc (ColumnParallelLinear)"),
-    }.get(running.kind, ("model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_up_proj (MergedColumnParallelLinear)"))
+    model = tiny_model(running.kind, hidden=128, seed=11)
+    name, layer = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.gate_up_proj (MergedColumnParallelLinear)"
+    if running.kind == "gpt2":
+        name, layer = "transformer.h.1.mlp.c_fc.weight", "transformer.h.1.mlp.c_fc (ColumnParallelLinear)"
     wrong = model.state_dict()[name].clone().normal_(0, 0.15)
     published = Other(model, 8)
     sent = Other(model, 8, {name: wrong})
@@ -93,16 +93,29 @@ def test_a_layer_that_kept_its_weights_is_named(running: Running, monkeypatch: p
     assert error.value.difference > error.value.tolerance == 1e-3
 
 
+def _packed(engine: Any) -> None:
+    """Give the output layer a packed copy of its present weights, as vLLM does on CPUs whose kernels want one."""
+    head = engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model().lm_head
+    copy = head.weight.detach().clone()
+    head.cpu_linear = lambda x, weight, bias: torch.nn.functional.linear(x, copy, bias)
+
+
 def test_a_stale_tied_head_is_named(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What vLLM does on a CPU without our repacking: the output layer alone keeps its old values."""
+    """A checkpoint names a tied weight once: without our repacking, a packed output layer keeps its old values."""
     if running.kind == "llama":
         pytest.skip("an untied head arrives with the checkpoint")
-    monkeypatch.setattr(worker, "repack_heads", lambda model: None)
+    monkeypatch.setattr("quintain_vllm.worker.repack_heads", lambda model: None)
+    running.do(running.engine._do(_packed))
+    model = tiny_model(running.kind, hidden=128, seed=12)
+    published = Other(model, 9)
+    del published.tensors()["lm_head.weight"]
     with pytest.raises(CanaryError) as error:
-        running.do(running.engine.update(Other(tiny_model(running.kind, hidden=64, seed=12), 9)))
+        running.do(running.engine.update(published))
     assert error.value.layer == "lm_head (ParallelLMHead)"
     monkeypatch.undo()
-    running.do(running.engine.update(Other(tiny_model(running.kind, hidden=64, seed=12), 10)))
+    published.version = 10
+    running.do(running.engine.update(published))
+    assert agrees(running, model) < 2e-5
 
 
 def test_a_transfer_that_fails_says_so(running: Running) -> None:
@@ -136,7 +149,7 @@ def test_updates_in_flight(recompute: bool) -> None:
     """Each token carries the version that sampled it. With fresh keys and values it is that version's choice for the
     whole text before it; with stale ones most tokens are of neither version, and the log-probs show it.
     """
-    models = {v: tiny_model(hidden=64, seed=v) for v in (0, 1, 2)}
+    models = {v: tiny_model(hidden=128, seed=v) for v in (0, 1, 2)}
     running = Running(models[0], recompute_kv=recompute)
     try:
         answer = running.do(_stream(running, [(1, models[1]), (2, models[2])]))

@@ -27,7 +27,11 @@ class Running:
     def __init__(self, model: Any, **options: Any) -> None:
         self.model, self.loop = model, asyncio.new_event_loop()
         self.engine = VLLMEngine.sharing(model, TOKENIZER, slots=16, **options)
-        self.do(self.engine.__aenter__())
+        try:
+            self.do(self.engine.__aenter__())
+        except BaseException:
+            self.loop.close()
+            raise
 
     def do(self, coroutine: Coroutine[Any, Any, Out]) -> Out:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))

@@ -97,16 +97,18 @@ class WorkerExtension:
     rank: int
 
     def quintain_trace(self) -> None:
-        """Record from now on the first output of every layer that is called."""
+        """Record from now on the first output of every layer with parameters that is called."""
         self._traced: dict[str, Tensor] = {}
         self._hooks = [
             layer.register_forward_hook(self._recorder(name))
             for name, layer in self.model_runner.get_model().named_modules()
-            if name
+            if name and any(True for _ in layer.parameters())
         ]
 
     def _recorder(self, name: str) -> Any:
-        def record(_layer: Any, _inputs: Any, output: Any) -> None:
+        def record(layer: Any, _inputs: Any, output: Any) -> None:
+            if isinstance(output, tuple) and isinstance(output[-1], Tensor) and any(True for _ in layer.children()):
+                return  # a whole block: its output is yet to be added to the residual stream
             value = output[0] if isinstance(output, tuple) else output
             if isinstance(value, Tensor) and name not in self._traced:
                 self._traced[name] = value.detach().to("cpu", torch.float32, copy=True).contiguous()
