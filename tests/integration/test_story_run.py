@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from quintain.cli import main
 from quintain.training.build import run_training
 from quintain.training.recipe.load import bundled
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
+from quintain.training.summary import evaluation_of
 
 from ..core.models import save_tiny
 
@@ -59,6 +61,36 @@ def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     assert all(math.isfinite(reward) for reward in rewards)
     assert len(set(rewards)) == 4
     assert all(record["failed"] == 0 for record in expected[1:])
+
+
+def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`quintain eval` has no policy of a run: its scorer is the one that the checkpoint keeps, to the last digit."""
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny(tmp_path / "model", context=1024)
+    recipe = recipe_of(
+        f"model.name={json.dumps(str(model))}",
+        "model.device=cpu",
+        "run.steps=2",
+        "sampling.max_tokens=6",
+        "batch={prompts=2, group_size=4}",
+        'environments=[{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}]',
+        "learner.lr=0.05",
+        "evaluation={every=0, tasks=2, test={tasks=3}}",
+        "checkpoint.every=1",
+    )
+    with RunFolder.create(tmp_path / "runs" / "story-1", recipe.to_toml()) as run:
+        summary = run_training(recipe, run, Screen(quiet=True))
+        words = evaluation_of(run)
+    assert "scorer=quintain-likelihood/frozen-model" in words
+    capsys.readouterr()
+    assert main([*words, "--samples", "1", "--temperature", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["reward"] == pytest.approx(summary["held_out"]["after"]["reward"], abs=1e-6)
+    at = next(i for i, word in enumerate(words) if word.startswith("scorer.slot"))
+    assert main([*words[: at - 1], *words[at + 1 :], "--samples", "1", "--temperature", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(report["reward"], abs=1e-3)
 
 
 @pytest.mark.slow

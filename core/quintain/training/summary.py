@@ -56,8 +56,10 @@ def evaluation_of(folder: RunFolder) -> list[str]:
     words += [word for key, value in environment.args.items() for word in ("--arg", f"{key}={toml(value)}")]
     for slot in sorted(resolve_environment_table(environment).slots & chosen(recipe, algorithm).keys()):
         service = chosen(recipe, algorithm)[slot]
-        words += ["--service", f"{slot}={service.use}"]
-        words += [w for key, value in service.args.items() for w in ("--service-arg", f"{slot}.{key}={toml(value)}")]
+        stand_in = getattr(current().load("service", service.use), "in_evaluation", None)  # of one that needs a learner
+        use, args = stand_in(slot, service.args, str(folder.shown)) if stand_in else (service.use, service.args)
+        words += ["--service", f"{slot}={use}"]
+        words += [w for key, value in args.items() for w in ("--service-arg", f"{slot}.{key}={toml(value)}")]
     split, tasks = (test.split, test.tasks) if test.tasks != 0 else (recipe.evaluation.split, recipe.evaluation.tasks)
     for option, value, default in (
         ("--reward", environment.reward, None),
@@ -86,11 +88,9 @@ def accuracy(measured: Mapping[str, Any]) -> str:
         return "not measured"
     text = f"{measured['accuracy']:.1%}"
     low, high = measured.get("low"), measured.get("high")
-    return (
-        text
-        if low is None or high is None
-        else f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks)"
-    )
+    if low is None or high is None:
+        return text
+    return f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks)"
 
 
 def alerts(records: Sequence[Mapping[str, Any]]) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from .engines import EngineLikelihood, FrozenModel, FrozenPolicy, LikelihoodService
+from .engines import CurrentPolicy, EngineLikelihood, FrozenModel, FrozenPolicy, LikelihoodService
 from .improvement import PUBLISHED_EDGES, improvement, threshold_reward
 from .ngram import NGram
+from .rewards import self_certainty
 from .text import NoiseFloor, Pair, TextLikelihood, TextScore
 
 __all__ = [
     "PUBLISHED_EDGES",
+    "CurrentPolicy",
     "EngineLikelihood",
     "FrozenModel",
     "FrozenPolicy",
@@ -19,5 +21,6 @@ __all__ = [
     "TextLikelihood",
     "TextScore",
     "improvement",
+    "self_certainty",
     "threshold_reward",
 ]

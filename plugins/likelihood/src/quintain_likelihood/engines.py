@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, Self
 
 from quintain import LimitReached, Message, TokenEngine, need
@@ -33,22 +35,31 @@ class EngineLikelihood(TextLikelihood):
             raise UsageError(f"{type(self).__name__} is not started: use `async with`")
         rows: list[tuple[list[int], int]] = []
         for pair in pairs:
-            prompt = self._ids(engine, pair.prompt)
-            if not prompt:
-                raise ValueError("an empty prompt: the first token of the reply would have no condition")
-            reply = engine.tokenizer.encode(pair.reply) if isinstance(pair.reply, str) else list(pair.reply)
-            reply = reply[:max_tokens] if max_tokens else reply
-            if len(prompt) + len(reply) > engine.context:
-                raise LimitReached(
-                    "context",
-                    f"{len(prompt)} tokens of prompt and {len(reply)} to score; the scorer's context is "
-                    f"{engine.context}: shorten the prompt, or score fewer tokens of the text",
-                )
+            prompt, reply = self._row(engine, pair, max_tokens)
             rows.append(([*prompt, *reply], len(prompt)))
         async with self._turn:
             answers = await asyncio.gather(*(engine.score(ids, start, self._temperature) for ids, start in rows))
         self.computed += len(rows)
         return [TextScore(tuple(answer)) for answer in answers]
+
+    def _row(self, engine: TokenEngine, pair: Pair, max_tokens: int) -> tuple[list[int], list[int]]:
+        """The ids of prompt and reply.
+
+        Raises:
+            ValueError, LimitReached: as `score`.
+        """
+        prompt = self._ids(engine, pair.prompt)
+        if not prompt:
+            raise ValueError("an empty prompt: the first token of the reply would have no condition")
+        reply = engine.tokenizer.encode(pair.reply) if isinstance(pair.reply, str) else list(pair.reply)
+        reply = reply[:max_tokens] if max_tokens else reply
+        if len(prompt) + len(reply) > engine.context:
+            raise LimitReached(
+                "context",
+                f"{len(prompt)} tokens of prompt and {len(reply)} to score; the scorer's context is "
+                f"{engine.context}: shorten the prompt, or score fewer tokens of the text",
+            )
+        return prompt, reply
 
     def _ids(self, engine: TokenEngine, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -79,34 +90,111 @@ class LikelihoodService(EngineLikelihood):
         super().__init__(engine, temperature)
 
 
-class FrozenModel(EngineLikelihood):
+class ModuleLikelihood(EngineLikelihood):
+    """A scorer that holds the module of its model, whose whole next-token distribution can be read."""
+
+    _module: Any = None
+
+    async def certainty(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
+        engine, module = self._engine, self._module
+        if engine is None or module is None:
+            raise UsageError(f"{type(self).__name__} has no model: use `async with`; a warm start has none")
+        import torch
+
+        rows = []
+        for pair in pairs:
+            prompt, reply = self._row(engine, pair, 0)
+            ids = torch.tensor([[*prompt, *reply]], device=next(module.parameters()).device)
+            async with self._turn:
+                with torch.no_grad():
+                    logits = module(ids, logits_to_keep=len(reply) + 1).logits[0, :-1].float() / self._temperature
+            size = logits.shape[-1]
+            values = logits.logsumexp(-1) - logits.double().mean(-1) - math.log(size)
+            rows.append(tuple(values.tolist()))
+            self.computed += 1
+            await asyncio.sleep(0)
+        return rows
+
+
+class CurrentPolicy(ModuleLikelihood):
+    """Scores under the policy of now. It needs the learner of a run, whose module it reads, and keeps nothing.
+
+    The warm start of the default model runs before there is a policy. Then every certainty is 0.
+    """
+
+    def __init__(
+        self, *, policy: Any = need("policy"), learner: Any = need("learner"), temperature: float = 1.0
+    ) -> None:
+        super().__init__(policy, temperature)
+        self._learner = learner
+
+    async def certainty(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
+        if self._learner is None:
+            return [(0.0,) * len(pair.reply) for pair in pairs]
+        self._module = self._learner.module
+        return await super().certainty(pairs)
+
+
+class FrozenModel(ModuleLikelihood):
     """Scores under a model that does not train.
 
     Args:
         model: run, checkpoint, folder or hub id, as `quintain eval --model` takes it.
+        slot: of a run or a checkpoint: score under the weights that its service of this slot keeps, such as
+            `FrozenPolicy` does; empty is the model itself.
         dtype: of the weights; ``bfloat16`` halves the memory and raises the noise floor.
         device: ``auto`` is the GPU where there is one.
         temperature: divides the logits.
     """
 
-    def __init__(self, *, model: str, dtype: str = "float32", device: str = "auto", temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        *,
+        model: str,
+        slot: str = "",
+        dtype: str = "float32",
+        device: str = "auto",
+        temperature: float = 1.0,
+    ) -> None:
         super().__init__(None, temperature)
-        self._model, self._dtype, self._device = model, dtype, device
+        self._model, self._slot, self._dtype, self._device = model, slot, dtype, device
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         from quintain.models import load_model
         from quintain.training import embedded_engine, model_named
 
-        loaded = load_model(model_named(self._model)[0], dtype=self._dtype, device=self._device)
+        path = model_named(self._model)[0]
+        loaded = load_model(path, dtype=self._dtype, device=self._device)
+        if self._slot:
+            loaded.module.load_state_dict(self._kept(Path(path).parent / "state.pt"))
+        self._module = loaded.module.eval()
         self._engine = await self._stack.enter_async_context(embedded_engine(loaded, slots=1, reproducible=False))
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         await self._stack.aclose()
 
+    def _kept(self, file: Path) -> dict[str, Any]:
+        """The weights of the service in `slot` that the checkpoint with *file* keeps.
 
-class FrozenPolicy(EngineLikelihood):
+        Raises:
+            UsageError: it keeps none.
+        """
+        import torch
+
+        tensors = torch.load(file, map_location="cpu", weights_only=True) if file.is_file() else {}
+        prefix = f"/services/{self._slot}/weights/"
+        weights = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+        if not weights:
+            raise UsageError(
+                f"{self._model} keeps no weights of a service {self._slot!r}: leave out slot, and name the model that "
+                "the run started from (a policy with adapters starts as its base model)"
+            )
+        return weights
+
+
+class FrozenPolicy(ModuleLikelihood):
     """Scores under the policy as it was when the run began.
 
     The copy is part of every checkpoint, so that a resumed run goes on with the same scorer. A policy with adapters is
@@ -121,7 +209,6 @@ class FrozenPolicy(EngineLikelihood):
     ) -> None:
         super().__init__(None, temperature)
         self._policy, self._learner = policy, learner
-        self._module: Any = None
         self._saved = True
         self._before = NGram() if learner is None else None
         self._stack = AsyncExitStack()
@@ -154,6 +241,12 @@ class FrozenPolicy(EngineLikelihood):
             self.computed += len(pairs)
             return await self._before.score(pairs, max_tokens=max_tokens)
         return await super().score(pairs, max_tokens=max_tokens)
+
+    @staticmethod
+    def in_evaluation(slot: str, args: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
+        """The service that stands for this one in `quintain eval`, where there is no policy of a run, and its settings:
+        the weights that the checkpoints of *run* keep for *slot*."""
+        return "quintain-likelihood/frozen-model", {"model": run, "slot": slot, **args}
 
     def state(self) -> Mapping[str, Any]:
         if self._module is None or not self._saved:

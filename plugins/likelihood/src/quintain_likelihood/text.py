@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quintain import Message, Service
+from quintain.errors import UsageError
 
 CACHED = 4096
 """Baselines in memory."""
@@ -98,6 +99,22 @@ class TextLikelihood(Service):
             ValueError: a prompt has no token, so that the first token of its reply would have no condition.
             LimitReached: a prompt and its reply are longer than the context of the model.
         """
+
+    async def certainty(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
+        """The certainty of the model at each token of each reply, in nats: KL(uniform || p), which is::
+
+            -log V - (1 / V) * sum over the vocabulary of log p(v)  =  logsumexp(z) - mean(z) - log V
+
+        with the logits z over V tokens, whatever token follows (Kang et al. 2025, arXiv:2502.18581, equation 9).
+
+        Raises:
+            UsageError: the scorer gives no distributions; only those that hold a model do.
+            ValueError, LimitReached: as `score`.
+        """
+        raise UsageError(
+            f"{type(self).__name__} gives no next-token distributions; use current-policy, frozen-policy or "
+            "frozen-model"
+        )
 
     async def baseline(self, pair: Pair, *, max_tokens: int = 0) -> TextScore:
         """Score one pair; the same pair is computed once, also where several callers ask at the same time.
