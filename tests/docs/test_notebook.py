@@ -20,7 +20,7 @@ def cells(path: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_it_was_run_in_order_without_an_error(path: Path) -> None:
-    """A reader without a kernel sees results; no output has a path of the machine or a picture, which would be large."""
+    """A reader without a kernel sees results; no output has a path of the machine, or a picture, which is large."""
     counts = [cell["execution_count"] for cell in cells(path, "code")]
     outputs = [output for cell in cells(path, "code") for output in cell["outputs"]]
 
