@@ -31,9 +31,9 @@ def start(
 ) -> None:
     """Train the small default model on the demonstrations of ENVIRONMENT to a target accuracy, and cache it.
 
-    `quintain train` does this by itself where it has to; after this command it begins at once. The model is cached for
+    `quintain train` does this automatically; running it first makes training start immediately. The model is cached for
     this environment with its arguments and code, the seed and the settings of the warm start (by default those of the
-    quickstart); `train` uses it where all of them are the same. `quintain info default` lists the settings.
+    quickstart); `train` uses it if all of them are the same. `quintain info default` lists the settings.
     Interrupted training begins again.
     """
     from quintain.training import ModelRequest, Recipe, bundled, for_terminal, model_source, program

@@ -46,7 +46,7 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class DefaultModel(WarmStart, ModelSource):
-    """A small Qwen3-shaped model, trained on the demonstrations of the run's environments until it is right at times.
+    """A small Qwen3-shaped model, trained on the demonstrations of the run's environments until it solves some tasks.
 
     Its settings stand under ``[model.start.args]`` of a recipe.
 
