@@ -62,7 +62,7 @@ class Commands(click.Group):
         if name in COMMANDS:
             module, _, attribute = COMMANDS[name][0].partition(":")
             command: click.Command = getattr(import_module(module), attribute)
-            return command
+            return _completed(command)
         from ..registry.discovery import PLUGINS
         from ..registry.lookup import current
 
@@ -74,13 +74,22 @@ class Commands(click.Group):
             raise UnknownNameError.of("command", name, self.list_commands(ctx), "`quintain --help` shows all") from e
         if not isinstance(loaded, click.Command):
             raise PluginError(f"command {name!r} is a {type(loaded).__name__}; expected a click command")
-        return loaded
+        return _completed(loaded)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the rows of the table; click would import every command to read its help."""
         plugins = {name: (about,) for name, about in _plugin_commands().items() if name not in COMMANDS}
         with formatter.section("Commands"):
             formatter.write_dl([(name, row[-1]) for name, row in {**COMMANDS, **plugins}.items()])
+
+
+def _completed(command: click.Command) -> click.Command:
+    """*command*, which completes names if a shell asks and quintain-devtools is installed."""
+    from ..registry.lookup import current
+
+    if "_QUINTAIN_COMPLETE" in os.environ and current().matching("completion", "command"):
+        current().load("command", "completion").attach(command)
+    return command
 
 
 def _plugin_commands() -> dict[str, str]:
@@ -143,6 +152,8 @@ def _run(words: list[str], as_json: bool) -> int:
             _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
         return INTERRUPTED
     except SystemExit as e:  # of an author's code, such as a library that calls sys.exit(0): the work is not done
+        if "_QUINTAIN_COMPLETE" in os.environ:  # click has completed the line of a shell
+            raise
         if isinstance(e.__context__, BrokenPipeError) or not _is_read():  # rich and click exit on a closed pipe
             raise BrokenPipeError from e
         message = f"the command was ended by {said_by(e)}; code that Quintain calls must return or raise an exception"

@@ -11,7 +11,6 @@ from .. import lazy_names
 
 if TYPE_CHECKING:
     from .answers import final_answer as final_answer
-    from .class_checks import check_class as check_class
     from .controls import ControlEngine as ControlEngine
     from .evaluation import Evaluation as Evaluation
     from .evaluation import evaluate as evaluate

@@ -36,7 +36,7 @@ _BROUGHT = {
     "quintain-env-dataset": "environment:dataset",
     "quintain-env-math": "environment:arithmetic environment:countdown environment:gsm8k",
     "quintain-authoring": "command:check command:new command:rescore",
-    "quintain-devtools": "command:doctor command:info command:list command:schema",
+    "quintain-devtools": "command:completion command:doctor command:info command:list command:schema",
     "quintain-gateway": "command:serve",
     "quintain-judge": "command:judge service:judge",
     "quintain-mcp": "command:mcp service:mcp",

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .metrics import failures_in as failures_in
     from .metrics import success_of as success_of
     from .metrics import times as times
+    from .recipe.load import BUNDLED as BUNDLED
     from .recipe.load import bundled as bundled
     from .recipe.load import label as label
     from .recipe.tables import EnvironmentTable as EnvironmentTable

@@ -21,7 +21,6 @@ from ..registry.lookup import current
 from ..rollouts.runner import RolloutContext
 from ..services.manager import opened
 from ..types.sampling import derived_seed
-from .check import split_notes
 from .checkpoint import Checkpoint, CheckpointManager, latest
 from .collect import Collector
 from .hooks import Hooks
@@ -98,7 +97,7 @@ async def _run_training(
         learner.serve(services)
         algorithm = learner.algorithm or algorithm
         environments = [spec.make(services) for spec in specs]
-        for note in [*remarks(recipe, algorithm, environments), *split_notes(recipe, environments)]:
+        for note in remarks(recipe, algorithm, environments):
             screen.note(note)
         replays.environments = named(distinct(spec.name for spec in specs), environments)
         run = Run(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
 from types import ModuleType
-from typing import Any
 
-from ..errors import NoTasksError, UsageError
-from ..evaluation.class_checks import FIRST, check_repeatable, shared_tasks
+from ..errors import EnvironmentFault, NoTasksError, UsageError
 from ..evaluation.evaluation import tasks_of
 from ..interfaces.algorithm import Algorithm, GroupStats
-from ..interfaces.environment import Environment
 from ..models.load import as_device
 from ..registry.binding import check_args
 from ..registry.lookup import current
@@ -27,6 +24,11 @@ from .resolve import (
     shares,
 )
 from .sources import model_source
+
+_log = logging.getLogger(__name__)
+
+COMPARED = 100
+"""Tasks of a split that are compared with those of another call, or of another split."""
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -92,9 +94,13 @@ def check_tasks(spec: EnvironmentSpec, algorithm: Algorithm) -> None:
         EnvironmentFault: the code of the environment failed, or its tasks change.
     """
     environment = spec.make({})
-    (first,) = tasks_of(environment, "train", 1, name=spec.name)
-    check_repeatable(environment, "train", spec.name)
-    curriculum_kind(algorithm.plan).check(first, spec.name, algorithm.plan)
+    first, again = (tasks_of(environment, "train", COMPARED, name=spec.name) for _ in range(2))
+    if [task.id for task in first] != [task.id for task in again]:
+        raise EnvironmentFault(
+            f"environment {spec.name!r}: the tasks of 'train' change from call to call, so a run could not be "
+            "resumed; draw random tasks with a generator that is seeded by the fields and the split"
+        )
+    curriculum_kind(algorithm.plan).check(first[0], spec.name, algorithm.plan)
 
 
 def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
@@ -113,19 +119,10 @@ def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
         if used == 0:
             continue
         try:
-            tasks_of(environment, split, 1, name=spec.name)
+            held_out = tasks_of(environment, split, COMPARED, name=spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
-
-
-def split_notes(recipe: Recipe, environments: Sequence[Environment[Any, Any]]) -> list[str]:
-    """A message for each environment whose held-out tasks are also tasks of training."""
-    split, notes = recipe.evaluation.split, []
-    if split != "train" and recipe.evaluation.every and not recipe.evaluation.environments:
-        for table, environment in zip(recipe.environments, environments, strict=True):
-            if shared := shared_tasks(environment, "train", split, table.label):
-                notes.append(
-                    f"{shared} of the first {FIRST} tasks of {table.label!r} in the split {split!r} are also among the "
-                    "first of 'train', so the held-out accuracy is not that of new tasks"
-                )
-    return notes
+        if split != "train" and len(held_out) > 1 and held_out == tasks_of(environment, "train", COMPARED):
+            _log.warning(
+                "environment %r: the splits 'train' and %r are equal, so nothing is held out", spec.name, split
+            )

@@ -10,7 +10,6 @@ from types import FunctionType
 from typing import Any
 
 from ..errors import BindingError, PluginError, RecipeError, UnknownNameError, UsageError
-from ..evaluation.class_checks import check_class
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
@@ -83,7 +82,6 @@ def resolve_environment(
     component = current().load("environment", name)
     if not (isinstance(component, type) and issubclass(component, Environment)):
         raise PluginError(f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment")
-    check_class(component)
     outcome = parse_reward(reward, _reward, where="reward") if reward else None
     if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
         raise RecipeError(

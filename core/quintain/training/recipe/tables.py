@@ -260,10 +260,8 @@ class FinalTable(_Table):
 
 
 class EvaluatedTable(EnvironmentTable):
-    """``[[evaluation.environments]]``: evaluated instead of the environments of training.
-
-    *weight* is the share of the accuracy (0: none), *name* that in its metrics. *split* and *tasks* replace those of
-    ``[evaluation]`` in the evaluations while training.
+    """``[[evaluation.environments]]``, instead of those of training. *weight* is the share of the accuracy (0: none).
+    *split* and *tasks* replace those of ``[evaluation]`` in evaluations while training.
     """
 
     weight: float = Field(default=1.0, ge=0)

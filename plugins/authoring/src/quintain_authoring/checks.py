@@ -15,7 +15,7 @@ import pytest
 from quintain import Environment, Message, Reward, Rollout, Task
 from quintain.cli import Component, current, services_of, signature_of
 from quintain.errors import PluginError, QuintainError
-from quintain.evaluation import ControlEngine, check_class
+from quintain.evaluation import ControlEngine
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout
 from quintain.training import (
     BY_OPTION,
@@ -26,6 +26,8 @@ from quintain.training import (
     reaches,
     resolve_environment_table,
 )
+
+from .class_checks import check_class
 
 Status = Literal["ok", "failed", "warning", "skipped"]
 QUESTION = Task(prompt="What is 6 times 7?", answer="42")

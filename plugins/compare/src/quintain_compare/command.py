@@ -12,7 +12,7 @@ import click
 
 from quintain.cli import Count, sigterm_as_ctrl_c
 from quintain.errors import Interrupted, UsageError
-from quintain.training import Recipe, bundled, override
+from quintain.training import Recipe, bundled, is_model_source, model_named, override
 
 if TYPE_CHECKING:
     from quintain.training import Screen
@@ -63,6 +63,9 @@ def repeat_options(args: Sequence[str]) -> list[str]:
 @click.argument("recipes", nargs=-1, type=click.Path(dir_okay=False))
 @click.option("--algorithms", multiple=True, metavar="NAME...", help="Algorithms to compare, in one RECIPE.")
 @click.option("--seeds", multiple=True, type=Count(0), metavar="N...", help="Seeds of the runs.  [default: 0 1 2]")
+@click.option("--env", "-e", help="Environment of every recipe, replaces its own.")
+@click.option("--model", "-m", help="Model of every recipe, as in `quintain train`.")
+@click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the environment (repeatable).")
 @click.option("--steps", type=Count(1), help="Maximum number of optimizer steps of each run.")
 @click.option("--budget", metavar="KIND=N", help="End each run after N tokens, samples, seconds or steps.")
 @click.option(
@@ -75,6 +78,9 @@ def compare(
     recipes: Sequence[str],
     algorithms: Sequence[str],
     seeds: Sequence[int],
+    env: str | None,
+    model: str | None,
+    args: Sequence[str],
     steps: int | None,
     budget: str | None,
     overrides: Sequence[str],
@@ -92,7 +98,7 @@ def compare(
     from .report import draw, show
     from .results import earlier_failures, recipe_results, save
 
-    named = _recipes(recipes, algorithms, overrides)
+    named = _recipes(recipes, algorithms, [*_choices(env, model, args), *overrides])
     environment = named[0][1].environments[0].use.rpartition(":")[2]
     comparison = build_comparison(
         named,
@@ -127,6 +133,15 @@ def compare(
     elif not quiet:
         show(results, comparison.folder, plot)
     return 1 if failures else None
+
+
+def _choices(env: str | None, model: str | None, args: Sequence[str]) -> list[str]:
+    """The keys that --env, --model and --arg set, as in `quintain train`."""
+    changes = [] if env is None else [f"environments=[{{use={json.dumps(env)}}}]"]
+    if model is not None:
+        path = model if is_model_source(model) else model_named(model)[0]
+        changes.append(f"model.name={json.dumps(path)}")
+    return [*changes, *(f"environments.0.args.{pair}" for pair in args)]
 
 
 def _recipes(paths: Sequence[str], algorithms: Sequence[str], overrides: Sequence[str]) -> list[tuple[str, Recipe]]:

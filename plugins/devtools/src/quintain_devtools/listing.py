@@ -30,14 +30,20 @@ class Line:
     error: str = ""
 
 
+ALIASES = {"env": "environment", "envs": "environment", "algo": "algorithm", "algos": "algorithm", "tracker": "hooks"}
+ALIASES |= {"trackers": "hooks", "plugin": "hooks", "plugins": "hooks", "curricula": "curriculum", "hook": "hooks"}
+"""Other words for a kind."""
+
+
 def kind_of(text: str) -> str:
-    """The kind *text*, singular or plural.
+    """The kind *text*, singular or plural; ``env`` and ``envs`` are environments.
 
     Raises:
         UnknownNameError: no such kind.
     """
+    word = text.strip().lower()
     for group, kind in KINDS.items():
-        if text.strip().lower() in (kind, f"{kind}s", group):
+        if ALIASES.get(word, word) in (kind, f"{kind}s", group):
             return kind
     raise UnknownNameError.of(
         "kind", text, [*KINDS.values(), *(f"{k}s" for k in KINDS.values())], f"Kinds: {', '.join(KINDS.values())}"

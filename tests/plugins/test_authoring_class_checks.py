@@ -11,9 +11,9 @@ import pytest
 
 from quintain import Environment, Rollout, Task, reward
 from quintain.cli import main
-from quintain.errors import EnvironmentFault, UsageError
-from quintain.evaluation.class_checks import check_class, check_repeatable, shared_tasks
+from quintain.errors import UsageError
 from quintain.testing import run_episode
+from quintain_authoring.class_checks import check_class
 
 TASKS = [Task(prompt="say a", answer="a")]
 
@@ -116,29 +116,6 @@ def test_a_class_without_source_text_is_not_checked() -> None:
     check_class(space["Made"])
 
 
-def test_tasks_that_change_are_refused() -> None:
-    class Changing(Sound):
-        def tasks(self, split: str) -> Iterable[Task]:
-            CALLS.append(split)
-            return [Task(prompt="same"), Task(prompt=f"call {len(CALLS)}")]
-
-    with pytest.raises(EnvironmentFault, match="task 1 of the split 'train' changes from call to call"):
-        check_repeatable(Changing(), "train", "changing")
-    check_repeatable(Sound(), "train", "sound")
-
-
-CALLS: list[str] = []
-
-
-def test_tasks_of_two_splits_are_counted() -> None:
-    class Half(Sound):
-        def tasks(self, split: str) -> Iterable[Task]:
-            start = {"train": 0, "dev": 5, "test": 100}[split]
-            return [Task(prompt=str(i)) for i in range(start, start + 10)]
-
-    assert [5, 0] == [shared_tasks(Half(), "train", split, "half") for split in ("dev", "test")]
-
-
 def test_the_command_line_names_the_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "counting.py"
     file.write_text(
@@ -147,5 +124,38 @@ def test_the_command_line_names_the_mistake(tmp_path: Path, capsys: pytest.Captu
         "    def tasks(self, split):\n        self.n = 1\n        return []\n"
     )
 
-    assert 2 == main(["eval", f"{file}:Counting", "--engine", "@oracle"])
-    assert "Counting.tasks, line 10, assigns to self.n" in capsys.readouterr().err
+    assert 1 == main(["check", f"{file}:Counting"])
+    assert "Counting.tasks, line 10, assigns to self.n" in capsys.readouterr().out
+
+
+CHANGING = """
+import itertools
+from quintain import Environment, Task, reward
+CALLS = itertools.count()
+
+@reward
+def zero(rollout):
+    return 0.0
+
+class Changing(Environment):
+    reward = zero
+    def tasks(self, split):
+        return [Task(prompt="same"), Task(prompt=f"call {next(CALLS)}")]
+
+class Equal(Environment):
+    reward = zero
+    def tasks(self, split):
+        return [Task(prompt="same"), Task(prompt="as well")]
+"""
+
+
+def test_tasks_that_change_are_refused_before_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("torch", reason="training needs quintain[train]")
+    (tmp_path / "tasks.py").write_text(CHANGING)
+
+    assert 1 == main(["train", "--dry-run", "--env", f"{tmp_path}/tasks.py:Changing"])
+    assert "the tasks of 'train' change from call to call" in capsys.readouterr().err
+    assert 0 == main(["train", "--dry-run", "--env", f"{tmp_path}/tasks.py:Equal"])
+    assert "the splits 'train' and 'dev' are equal" in caplog.text
