@@ -66,10 +66,12 @@ site: $(SITE)  ## the documentation as a site, in build/site
 bench: $(READY)  ## every figure of docs/benchmarks.md (one command each in benchmarks/)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-registry: $(READY)  ## write registry.toml, docs/recipes.md and the tables of docs/algorithms.md and docs/models.md
+registry: $(READY)  ## write registry.toml, llms.txt, docs/recipes.md, docs/gallery.md, tables of docs/algorithms.md and docs/models.md
 	$(BIN)/python tools/algorithms.py
 	$(BIN)/python tools/registry.py
 	$(BIN)/python tools/recipes.py
+	$(BIN)/python tools/gallery.py
+	$(BIN)/python tools/llms.py
 	$(BIN)/python tools/models.py
 
 clean:  ## caches, not runs
