@@ -11,14 +11,10 @@ from typing import Any
 import pytest
 
 from quintain.cli import main
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
 
 from ..core.models import save_tiny
 from ..plugins.judge_kit import JudgeServer, in_thread, scored, texts_of
+from .recipes import brief, held_out, metrics_of, recipe_run
 
 RECIPE = """
 run = {{ steps = 3, name = "{name}", folder = "runs" }}
@@ -54,7 +50,7 @@ def by_hash(body: Any) -> Any:
 
 def measures(name: str) -> list[tuple[float, ...]]:
     """What the steps of a run have in common with those of another one that learns the same."""
-    records = [json.loads(line) for line in Path("runs", name, "metrics.jsonl").read_text().splitlines()]
+    records = metrics_of(Path("runs", name))
     return [tuple(r[k] for k in ("step", "reward.mean", "reward.spread", "grad_norm", "failed")) for r in records[1:]]
 
 
@@ -102,19 +98,8 @@ def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
 
 def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) -> None:
     """Two steps of the bundled recipe with a random model; the history of the rubrics is in the run folder."""
-    changes = [
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
-        "run.steps=2",
-        'environments.0.shaping="evolving_rubric - rubric_score"',
-        "sampling.max_tokens=48",
-        "batch={prompts=2, group_size=6}",
-        "evaluation={every=2, tasks=2, test={tasks=2}}",
-    ]
-    recipe = Recipe.parse(bundled("chat"), changes)
-    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
-        run_training(recipe, run, Screen(quiet=True))
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    changes = ['environments.0.shaping="evolving_rubric - rubric_score"', "batch.group_size=6"]
+    _, records = recipe_run("chat", tmp_path / "run", [*brief(model, tokens=48), *changes])
     assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
     history = [json.loads(line) for line in (tmp_path / "run" / "rubrics.jsonl").read_text().splitlines()]
@@ -124,19 +109,12 @@ def test_the_recipe_trains_with_evolving_rubrics(model: Path, tmp_path: Path) ->
 def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(model: Path, tmp_path: Path) -> None:
     """A step of self-critique with the embedded engine: every verdict is read, and no rollout fails."""
     changes = [
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
         "run.steps=1",
         'environments=[{use="chat", shaping="0.5 * self_critique"}, {use="critique"}]',
         'services.judge={use="judge-policy", args={gate=false}}',
-        "sampling.max_tokens=4",
-        "batch={prompts=2, group_size=2}",
         "evaluation={every=0, test={tasks=0}}",
     ]
-    recipe = Recipe.parse(bundled("chat"), changes)
-    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
-        run_training(recipe, run, Screen(quiet=True))
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    _, records = recipe_run("chat", tmp_path / "run", [*brief(model, tokens=4), *changes])
     assert [0.0] == [record["failed"] for record in records[1:]]
     lines = [json.loads(line) for line in (tmp_path / "run" / "judge.jsonl").read_text().splitlines()]
     assert lines[-1]["calls"] > 0 and "unreadable" not in lines[-1] and "cached" not in lines[-1]
@@ -146,9 +124,6 @@ def test_the_policy_judges_itself_while_it_trains_on_verifiable_pairs(model: Pat
 def test_the_default_model_learns_to_meet_rubrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`quintain train chat`: held-out success rises by at least 20 points over 25 steps, through rules alone."""
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-    recipe = Recipe.parse(bundled("chat"), ["run.steps=25", "evaluation.test.tasks=100"])
-    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
-        run_training(recipe, run, Screen(quiet=True))
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    _, records = recipe_run("chat", tmp_path / "run", ["run.steps=25", "evaluation.test.tasks=100"])
+    curve = held_out(records)
     assert sum(curve[-2:]) / 2 >= curve[0] + 0.2, curve

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -13,14 +12,10 @@ from typing import Any
 import pytest
 
 from quintain.errors import QuintainError
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
 
 from ..core.models import save_tiny
 from ..plugins.sandbox_service import started
+from .recipes import brief, held_out, metrics_of, recipe_run
 
 
 @pytest.fixture(scope="module")
@@ -35,27 +30,16 @@ def works() -> None:
         pass
 
 
-def trained(model: Path, folder: Path) -> dict[str, Any]:
+def trained(model: Path, folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Two steps of the recipe `code` on a tiny random model."""
-    changes = [
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
-        "run.steps=2",
-        "sampling.max_tokens=8",
-        "batch={prompts=2, group_size=2}",
-        "evaluation={every=2, tasks=4, test={tasks=4}}",
-        "services.sandbox.args={enforce=[], slots=2, providers=['bubblewrap']}",
-    ]
-    recipe = Recipe.parse(bundled("code"), changes)
-    with RunFolder.create(folder, recipe.to_toml()) as run:
-        return run_training(recipe, run, Screen(quiet=True))
+    sandbox = "services.sandbox.args={enforce=[], slots=2, providers=['bubblewrap']}"
+    return recipe_run("code", folder, [*brief(model, tokens=8, evaluated=4), sandbox])
 
 
 @pytest.mark.usefixtures("works")
 def test_a_run_is_graded_in_the_sandbox(model: Path, tmp_path: Path) -> None:
     """From prompt to update: a random model's replies are run, score 0 and do not fail."""
-    summary = trained(model, tmp_path / "run")
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    summary, records = trained(model, tmp_path / "run")
     assert [0, 1, 2] == [record["step"] for record in records]
     assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
     assert [0.0, 0.0] == [record["reward.mean"] for record in records[1:]]
@@ -80,7 +64,6 @@ def test_the_default_model_learns_to_write_functions(tmp_path: Path, seed: int) 
     words = [sys.executable, "-m", "quintain", "train", "code", "--seed", str(seed), "--name", "run"]
     ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=1800)
     assert 0 == ended.returncode, ended.stderr
-    records = map(json.loads, (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines())
-    held = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    held = held_out(metrics_of(tmp_path / "runs" / "run"))
     assert held[0] < 0.40
     assert sum(held[-3:]) / 3 >= held[0] + 0.08  # 0.15 to 0.21 with seeds 0 to 2

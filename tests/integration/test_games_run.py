@@ -6,7 +6,6 @@ import asyncio
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,14 +13,11 @@ import torch
 from quintain import Sampled, Sampling
 from quintain.models import load_model
 from quintain.training import embedded_engine
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
 from quintain_env_games import Frozen
 
 from ..core.models import save_tiny
+from .recipes import brief, held_out, recipe_run
 
 NAMES = ("guess", "maze", "duel", "tools", "returns")
 
@@ -31,28 +27,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("tiny"), context=2048)
 
 
-def trained(name: str, folder: Path, changes: list[str]) -> dict[str, Any]:
-    recipe = Recipe.parse(bundled(name), changes)
-    with RunFolder.create(folder, recipe.to_toml()) as run:
-        return run_training(recipe, run, Screen(quiet=True))
-
-
-def brief(model: Path) -> list[str]:
-    """Changes to a recipe: *model*, few short samples, few held-out tasks."""
-    return [
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
-        "sampling.max_tokens=3",
-        "batch={prompts=2, group_size=2}",
-        "evaluation={every=2, tasks=2, test={tasks=2}}",
-    ]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_two_steps_of_each_recipe(name: str, model: Path, tmp_path: Path) -> None:
     """A random model plays, both sides of a game included, is scored, and is updated."""
-    trained(name, tmp_path / "run", [*brief(model), "run.steps=2"])
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    _, records = recipe_run(name, tmp_path / "run", brief(model, tokens=3))
     assert [0, 1, 2] == [record["step"] for record in records]
     assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
@@ -67,17 +45,17 @@ def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, mo
     In `returns` it is the user, a second engine whose words the policy reads and whose tokens do not train.
     """
     first, second = tmp_path / "first", tmp_path / "second"
-    trained(name, first, [*brief(model), "run.steps=1"])
+    recipe_run(name, first, [*brief(model, tokens=3), "run.steps=1"])
     (checkpoint,) = (first / "checkpoints").iterdir()
     changes = [
-        *brief(checkpoint / "model"),
+        *brief(checkpoint / "model", tokens=3),
         "run.steps=1",
         "learner.lr=0.1",
         f"environments=[{{use='quintain-env-games/{name}', args={args}}}]",
         f"services.{slot}={{use='quintain-env-games/frozen', args={{model={json.dumps(str(first))}}}}}",
     ]
     before = load_model(checkpoint / "model").module.state_dict()
-    trained(name, second, changes)
+    recipe_run(name, second, changes)
     after = load_model(checkpoint / "model").module.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
@@ -105,7 +83,6 @@ def test_an_earlier_run_plays_the_other_side(name: str, args: str, slot: str, mo
 def test_the_default_model_learns_to_play(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`quintain train NAME`: held-out success rises by at least 15 points over 20 steps."""
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-    trained(name, tmp_path / "run", ["run.steps=20", "evaluation.test.tasks=100"])
-    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    _, records = recipe_run(name, tmp_path / "run", ["run.steps=20", "evaluation.test.tasks=100"])
+    curve = held_out(records)
     assert sum(curve[-2:]) / 2 >= curve[0] + 0.15, curve

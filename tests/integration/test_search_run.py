@@ -19,28 +19,16 @@ from quintain import Reply, ToolCall
 from quintain.errors import InfrastructureError
 from quintain.evaluation import evaluate
 from quintain.testing import ScriptedEngine
-from quintain.training.build import run_training
-from quintain.training.recipe.load import bundled
-from quintain.training.recipe.tables import Recipe
-from quintain.training.run_folder import RunFolder
-from quintain.training.screen import Screen
 from quintain_env_search import Search, SearchServer
 from quintain_mcp import Mcp, McpServer
 
 from ..plugins.mcp_servers import processes_of
+from .recipes import held_out, recipe_run
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-
-
-def trained(folder: Path, changes: list[str]) -> list[dict[str, Any]]:
-    """The metrics of a run of the recipe with *changes*, step by step."""
-    recipe = Recipe.parse(bundled("search"), changes)
-    with RunFolder.create(folder, recipe.to_toml()) as run:
-        run_training(recipe, run, Screen(quiet=True))
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 TINY = "{hidden=32, layers=1, heads=2, kv_heads=1, head_dim=16, intermediate=32}"
@@ -69,7 +57,7 @@ def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.Monkey
         "batch={prompts=2, group_size=2}",
         "evaluation={every=2, tasks=2, test={tasks=2}}",
     ]
-    records = trained(tmp_path / "run", changes)
+    _, records = recipe_run("search", tmp_path / "run", changes)
     assert [0, 1, 2] == [record["step"] for record in records]
     assert [0.0, 0.0] == [record["failed"] for record in records[1:]]
     assert all(math.isfinite(record["reward.mean"]) for record in records[1:])
@@ -82,8 +70,8 @@ def test_two_steps_through_the_server(tmp_path: Path, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_the_default_model_learns_to_search(tmp_path: Path) -> None:
     """`quintain train search` with a cold cache: held-out success rises by 25 points."""
-    records = trained(tmp_path / "run", ["evaluation.test.tasks=20"])
-    curve = [record["held_out.accuracy"] for record in records if "held_out.accuracy" in record]
+    _, records = recipe_run("search", tmp_path / "run", ["evaluation.test.tasks=20"])
+    curve = held_out(records)
     assert curve[0] < 0.7
     assert max(curve[-2:]) >= curve[0] + 0.25, curve
 
@@ -159,5 +147,5 @@ def test_a_server_that_does_not_start_refuses_the_run(tmp_path: Path) -> None:
     """Its corpus is missing: no step is taken, and the error names the file."""
     changes = [f"services.search.args={{data={json.dumps(str(tmp_path / 'gone.json'))}}}", "run.steps=1"]
     with pytest.raises(InfrastructureError, match=r"gone\.json"):
-        trained(tmp_path / "run", changes)
+        recipe_run("search", tmp_path / "run", changes)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -19,6 +19,7 @@ from quintain.training.screen import Screen
 from quintain.training.summary import evaluation_of
 
 from ..core.models import save_tiny
+from .recipes import brief, metrics_of, recipe_run
 
 TIMES = ("seconds", "per_second")
 
@@ -29,19 +30,16 @@ def recipe_of(*changes: str) -> Recipe:
 
 def records_of(folder: Path) -> list[dict[str, Any]]:
     """The metrics of each step, times aside."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if not any(t in k for t in TIMES)} for line in lines]
+    return [{k: v for k, v in record.items() if not any(t in k for t in TIMES)} for record in metrics_of(folder)]
 
 
 def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     """The scorer of steps 3 and 4 is the policy before step 1, also where a checkpoint starts them."""
     model = save_tiny(tmp_path / "model", context=1024)
     recipe = recipe_of(
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
+        *brief(model, tokens=6),
         "run.steps=4",
-        "sampling.max_tokens=6",
-        "batch={prompts=2, group_size=4}",
+        "batch.group_size=4",
         'environments=[{use="quintain-env-story/story", system="", reward="plan_nats"}]',
         "learner.lr=0.05",
         "evaluation={every=4, tasks=2, test={tasks=2}}",
@@ -70,11 +68,8 @@ def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     monkeypatch.chdir(tmp_path)
     model = save_tiny(tmp_path / "model", context=1024)
     recipe = recipe_of(
-        f"model.name={json.dumps(str(model))}",
-        "model.device=cpu",
-        "run.steps=2",
-        "sampling.max_tokens=6",
-        "batch={prompts=2, group_size=4}",
+        *brief(model, tokens=6),
+        "batch.group_size=4",
         'environments=[{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}]',
         "learner.lr=0.05",
         "evaluation={every=0, tasks=2, test={tasks=3}}",
@@ -97,8 +92,6 @@ def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
 def test_the_default_model_learns_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`quintain train story`: the share of held-out plans that help the frozen first policy rises by 40 points."""
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
-    recipe = recipe_of()
-    with RunFolder.create(tmp_path / "run", recipe.to_toml()) as run:
-        summary = run_training(recipe, run, Screen(quiet=True))
+    summary, _ = recipe_run("story", tmp_path / "run")
     before, after = (summary["held_out"][name]["accuracy"] for name in ("before", "after"))
     assert after >= before + 0.4

@@ -7,12 +7,14 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, TypeVar
 
 from aiohttp import web
 
 from quintain_judge import JudgeService
+
+from .http_kit import openai_server
 
 A = TypeVar("A")
 Verdict = Any
@@ -77,19 +79,9 @@ class JudgeServer:
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "judge-model"}]})
 
-    @contextlib.asynccontextmanager
-    async def up(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        finally:
-            await runner.cleanup()
+    def up(self) -> contextlib.AbstractAsyncContextManager[str]:
+        """The address of this server."""
+        return openai_server(self._chat, self._models)
 
 
 @contextlib.contextmanager

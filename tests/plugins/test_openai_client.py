@@ -6,7 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,6 +18,8 @@ from quintain import Message, Reply, Sampling, ToolCall, ToolSpec
 from quintain.errors import InfrastructureError, LimitReached, UsageError
 from quintain_openai import protocol
 from quintain_openai.client import OpenAIEngine
+
+from .http_kit import openai_server
 
 Answer = tuple[int, Any] | Callable[[dict[str, Any]], tuple[int, Any]]
 HELLO = (Message("user", "hello"),)
@@ -63,20 +65,9 @@ class Server:
             return web.Response(status=404)
         return web.json_response({"object": "list", "data": [{"id": m} for m in self.models]})
 
-    @contextlib.asynccontextmanager
-    async def up(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_post("/v1/chat/completions", self.chat)
-        app.router.add_get("/v1/models", self.listing)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port = runner.addresses[0][1]
-        try:
-            yield f"http://127.0.0.1:{port}/v1"
-        finally:
-            await runner.cleanup()
+    def up(self) -> contextlib.AbstractAsyncContextManager[str]:
+        """The address of this server."""
+        return openai_server(self.chat, self.listing)
 
 
 def ask(

@@ -1,0 +1,26 @@
+"""A local HTTP server that speaks OpenAI's protocol as its handlers say."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+Handler = Callable[[web.Request], Awaitable[Any]]
+
+
+@contextlib.asynccontextmanager
+async def openai_server(chat: Handler, models: Handler) -> AsyncIterator[str]:
+    """The address, up to ``/v1``, of a server whose chat completions and list of models are *chat* and *models*."""
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_get("/v1/models", models)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    finally:
+        await runner.cleanup()
