@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -35,6 +36,7 @@ class MLflow(Tracker):
         defaults = {"DISABLE_TELEMETRY": "true", "HTTP_REQUEST_MAX_RETRIES": "2", "HTTP_REQUEST_TIMEOUT": "10"}
         for name, value in defaults.items():
             os.environ.setdefault(f"MLFLOW_{name}", value)
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # it reports each new table of a database
         beside = f"sqlite:///{run.folder.parent / 'mlflow.db'}"
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or beside
         self._client = client = imported("mlflow.tracking", "mlflow").MlflowClient(uri)

@@ -1,14 +1,31 @@
-"""`quintain chat`: talk to a trained model."""
+"""`quintain chat`: talk to a trained model, in the form of its environment's prompts, or let it play held-out tasks."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import click
 
 from quintain import Message, Sampling, TokenEngine
 from quintain.cli import Count, current
+from quintain.errors import QuintainError, UsageError
+
+from .prompt_form import PromptForm
+from .streaming import stream
+
+EXAMPLES = 48
+"""Tasks from which the form of the prompts is read."""
+HELP = """\
+/task [N]   play held-out task N (default: the next one) and show the score
+/raw        send your texts as they are, in one conversation; again to switch back
+/new        start a new conversation
+/help       show this list
+An empty line, Ctrl-D or Ctrl-C ends the chat."""
 
 
 @click.command()
@@ -16,47 +33,196 @@ from quintain.cli import Count, current
 @click.option("--temperature", "-t", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--max-tokens", type=Count(1), default=512, show_default=True, help="New tokens per answer.")
 @click.option("--system", metavar="TEXT", help="System message (default: that of the run's environment).")
-@click.option("--once", metavar="TEXT", help="Send TEXT, print the answer and exit.")
+@click.option("--once", metavar="TEXT", help="Send TEXT (or a command such as /task), print the answer and exit.")
+@click.option("--raw", is_flag=True, help="Send texts as they are, without the form of the environment's prompts.")
 @click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
-def chat(run: str, temperature: float, max_tokens: int, system: str | None, once: str | None, folder: str) -> None:
+def chat(
+    run: str, temperature: float, max_tokens: int, system: str | None, once: str | None, raw: bool, folder: str
+) -> None:
     """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
 
-    An empty line or Ctrl-D ends the conversation; /new starts a new one.
+    What you type gets the beginning and end that all prompts of the run's environment have, and starts a conversation
+    of its own, as in training; --raw leaves the text as it is and continues one conversation. /task plays a held-out
+    task and shows its score, /help lists the commands.
+
+    \b
+    quintain chat arithmetic-1 --once "583+671"
+    quintain chat arithmetic-1 --once /task
     """
     from quintain.training import model_named
 
     path, own_system = model_named(run, folder)
-    sampling = Sampling(temperature=temperature, max_tokens=max_tokens)
+    played = _played(run, folder)
     engine = current().load("engine", "quintain/embedded")(path)
-    asyncio.run(_converse(engine, sampling, own_system if system is None else system, once))
-
-
-async def _converse(engine: TokenEngine, sampling: Sampling, system: str, once: str | None) -> None:
-    """Answer *once*, or each line of standard input until an empty one."""
-    from quintain.training import Conversation, printable, stops
-
-    def new_conversation() -> Conversation:
-        conversation = Conversation(engine.tokenizer)
-        if system:
-            conversation.add(Message("system", system))
-        return conversation
-
-    async def answer(text: str) -> None:
-        conversation.add(Message("user", text))
-        sampled = await engine.sample(conversation.prompt(), stops(engine.tokenizer, sampling))
-        click.echo(printable(conversation.add_sampled(sampled).strip()))
-
-    conversation = new_conversation()
-    if once is not None:
-        await answer(once)
-        return
-    click.echo("an empty line ends the conversation, /new starts a new one", err=True)
-    while True:
-        click.echo("> ", nl=False, err=True)
-        line = (await asyncio.to_thread(sys.stdin.readline)).strip()
-        if not line:
+    chat = Chat(
+        engine=engine,
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
+        system=own_system if system is None else system,
+        played=played,
+        form=PromptForm() if raw else played.form() if played else PromptForm(),
+    )
+    with asyncio.Runner() as runner:  # Ctrl-C cancels the answer, and ends the command
+        if once is not None:
+            chat.take(runner, once)
             return
-        if line == "/new":
-            conversation = new_conversation()
+        click.echo(f"{chat.welcome()}\n{HELP}", err=True)
+        while True:
+            click.echo("> ", nl=False, err=True)
+            line = sys.stdin.readline()
+            if not line.strip():
+                return
+            try:
+                chat.take(runner, line.strip())
+            except UsageError as e:
+                click.echo(str(e), err=True)
+
+
+@dataclass
+class Played:
+    """The environment of a run, with the tasks of its held-out split."""
+
+    recipe: Any
+    spec: Any
+
+    def form(self) -> PromptForm:
+        """The form of its prompts; empty if they are conversations, or if it needs services."""
+        if self.spec.slots:
+            return PromptForm()
+        tasks = islice(self.spec.make({}).tasks(self.recipe.evaluation.test.split), EXAMPLES)
+        prompts = [task.prompt for task in tasks]
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        return PromptForm.of(texts) if len(texts) == len(prompts) else PromptForm()
+
+    async def play(self, engine: TokenEngine, number: int, temperature: float) -> Any:
+        """The scored rollout of held-out task *number*, counted from 1.
+
+        Raises:
+            UsageError: there is no such task, or a service of the environment is missing.
+        """
+        from quintain.evaluation import evaluate
+        from quintain.training import opened_environments
+
+        test = self.recipe.evaluation.test
+        sampling = self.recipe.evaluation.to_sampling(self.recipe.sampling).replace(temperature=temperature)
+        async with opened_environments([self.spec], dict(self.recipe.services)) as ((environment,), services):
+            tasks = list(islice(environment.tasks(test.split), number))
+            if len(tasks) < number:
+                raise UsageError(f"the {test.split} split has {len(tasks)} tasks; choose one of 1 to {len(tasks)}")
+            about: dict[str, Any] = {"split": test.split, "services": services, "name": self.spec.name}
+            result = await evaluate(environment, engine, tasks=[tasks[-1]], sampling=sampling, **about)
+        return result.rollouts[0]
+
+
+def _played(run: str, folder: str) -> Played | None:
+    """The first environment of a run's recipe; ``None`` for a model folder, or if its plugin is not installed."""
+    from quintain.training import Recipe, RunFolder, find_run, resolve_environment_table
+
+    try:
+        recipe = Recipe.parse(RunFolder(find_run(run, folder), lock=False).recipe())
+        return Played(recipe, resolve_environment_table(recipe.environments[0]))
+    except QuintainError:
+        return None
+
+
+@dataclass
+class Chat:
+    """One conversation and its commands."""
+
+    engine: TokenEngine
+    sampling: Sampling
+    system: str
+    played: Played | None
+    form: PromptForm
+    raw: bool = False
+    tasks: int = 0
+    conversation: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def welcome(self) -> str:
+        """How texts are sent."""
+        if self.form == PromptForm():
+            return "Your text is sent as it is."
+        return f"Your text is sent as {self.form.fill('YOUR TEXT')!r}, each in a new conversation, as in training."
+
+    def start(self) -> None:
+        """Start a new conversation."""
+        from quintain.training import Conversation
+
+        self.conversation = Conversation(self.engine.tokenizer)
+        if self.system:
+            self.conversation.add(Message("system", self.system))
+
+    def take(self, runner: asyncio.Runner, line: str) -> None:
+        """Answer a text, or run a command.
+
+        Raises:
+            UsageError: an unknown command, or a task that cannot be played.
+        """
+        word, _, rest = line.partition(" ")
+        if word == "/help":
+            click.echo(HELP)
+        elif word == "/new":
+            self.start()
+        elif word == "/raw":
+            self.raw = not self.raw
+            click.echo("texts are sent as they are" if self.raw else self.welcome(), err=True)
+        elif word == "/task":
+            runner.run(self.task(rest.strip()))
+        elif line.startswith("/") and word.isascii() and word[1:].isalpha():
+            raise UsageError(f"unknown command {word!r}; /help lists the commands, /raw does not change this")
+        elif self.raw or self.form == PromptForm():
+            runner.run(self.answer(line))
         else:
-            await answer(line)
+            self.start()
+            runner.run(self.answer(self.form.fill(line)))
+
+    async def answer(self, text: str) -> None:
+        """Sample the answer to *text* and print it as it comes."""
+        from quintain.training import stops
+
+        self.conversation.add(Message("user", text))
+        prompt = self.conversation.prompt()
+        sampled = await stream(self.engine, prompt, stops(self.engine.tokenizer, self.sampling), _printer())
+        self.conversation.add_sampled(sampled)
+        click.echo()
+
+    async def task(self, number: str) -> None:
+        """Play a task and print its conversation and score."""
+        from quintain.training import printable
+
+        if self.played is None:
+            raise UsageError("there is no environment to take a task from: chat with a run, whose recipe names one")
+        if number and not (number.isdecimal() and 0 < int(number[:9]) < 10**8):
+            raise UsageError(f"/task {number}: expected the number of a task, such as /task 3")
+        self.tasks = int(number[:9]) if number else self.tasks + 1
+        rollout = await self.played.play(self.engine, self.tasks, self.sampling.temperature)
+        for message in rollout.messages:
+            calls = [f"calls {call.name}({dict(call.arguments)})" for call in message.calls]
+            text = "\n".join([message.content, *calls]).strip()
+            click.echo(printable(f"{message.role}: {text}"))
+        score = rollout.outcome
+        lines = [f"task {self.tasks}: {'failed' if score is None else 'right' if score.total >= 1 else 'wrong'}"]
+        if score is not None:
+            lines.append(f"reward {score.total:.4g}" + (f" ({score.reason})" if score.reason else ""))
+        if rollout.task.answer is not None:
+            lines.append(f"expected {str(rollout.task.answer)[:200]}")
+        if rollout.termination.kind != "finished":
+            lines.append(f"{rollout.termination.kind} {rollout.termination.reason}".strip())
+        click.echo(printable("; ".join(lines)))
+
+
+def _printer() -> Callable[[str], None]:
+    """Prints pieces of an answer without the space before it."""
+    from quintain.training import printable
+
+    begun = False
+
+    def show(piece: str) -> None:
+        nonlocal begun
+        piece = piece if begun else piece.lstrip()
+        begun = begun or bool(piece)
+        click.echo(printable(piece), nl=False)
+
+    return show

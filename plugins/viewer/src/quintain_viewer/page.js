@@ -123,7 +123,7 @@ function detail() {
     onkeydown: event => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); sample = s; detail(); } },
   },
     make("div", {}, make("b", {class: s.result}, s.result), ` · sample ${s.sample}`),
-    make("div", {}, `reward ${number(s.reward)}`, s.advantage === null ? "" : ` · advantage ${signed(s.advantage)}`),
+    make("div", {}, `reward ${number(s.reward)}`, s.advantage === null ? "" : `, advantage ${signed(s.advantage)}`),
     bar(s.advantage, largest),
     make("div", {class: "meta"}, `${s.termination}${s.reason ? ": " + s.reason.slice(0, 80) : ""} · ${s.sampled} tokens`),
     make("div", {class: "reply"}, ...highlighted(s.reply || "(no reply)"))));

@@ -1,52 +1,71 @@
-"""`quintain runs`: the runs of a folder."""
+"""`quintain runs`: the runs of a folder, or some of them side by side."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from quintain.errors import QuintainError
-from quintain.training import RunFolder, label, lock_owner, printable, program
+from quintain.training import RunFolder, clock, find_run, label, lock_owner, printable, program
 
 State = Literal["preparing", "running", "finished", "stopped", "crashed"]
+LEFT_OUT = {"model": 112, "environments": 92}
+"""Columns of the list that are left out on a terminal with fewer columns of text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """A row of ``quintain runs``.
 
-    A ``crashed`` run is one whose process was killed; ``changed`` is in seconds since 1970; ``fault`` says why a folder
-    cannot be read.
+    ``stopped`` is a run that ended in order before its last step, such as after Ctrl-C; ``crashed`` one whose process
+    was killed. Times are in seconds since 1970; ``fault`` says why a folder cannot be read. ``before`` and ``after``
+    are accuracies on ``split``: of the test split for a finished run that measured them, else the first and the last
+    held-out evaluation. ``settings`` are the keys of the recipe by dotted name.
     """
 
     name: str
     path: Path
     state: State
     model: str = ""
+    algorithm: str = ""
     environments: tuple[str, ...] = ()
+    seed: int = 0
     step: int = 0
     steps: int = 0
+    before: float | None = None
+    after: float | None = None
+    split: str = ""
     accuracy: float | None = None
+    started: float = 0.0
     changed: float = 0.0
+    samples: int | None = None
+    tokens: int | None = None
+    seconds: float | None = None
+    reward: float | None = None
     fault: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def list_runs(folder: str | Path) -> list[RunInfo]:
     """The runs in *folder*, most recently changed first. A damaged run is a row with its fault."""
     paths = [p.parent for p in Path(folder).glob("*/recipe.toml")]
-    return sorted(map(_info, paths), key=lambda r: (-r.changed, r.name))
+    return sorted(map(run_info, paths), key=lambda r: (-r.changed, r.name))
 
 
-def _info(path: Path) -> RunInfo:
+def run_info(path: Path) -> RunInfo:
+    """The run in the folder *path*."""
     state: State = "stopped"
-    changed = 0.0
+    started = changed = 0.0
     try:
         changed = max(p.lstat().st_mtime for p in path.iterdir())
+        started = (path / "recipe.toml").stat().st_mtime
         lock = path / "run.lock"
         if owner := lock_owner(lock):
             state = "preparing" if owner.endswith("\npreparing") else "running"
@@ -54,31 +73,70 @@ def _info(path: Path) -> RunInfo:
             state = "crashed"
         folder = RunFolder(path, lock=False)
         recipe, metrics = tomllib.loads(folder.recipe()), folder.metrics()
+        if processes := folder.processes():
+            started = datetime.fromisoformat(str(processes[0]["time"])).timestamp()
+        summary = None if owner else folder.summary()
         accuracies = [float(m["held_out.accuracy"]) for m in metrics if m.get("held_out.accuracy") is not None]
+        before, after = (accuracies[0], accuracies[-1]) if accuracies else (None, None)
+        split = _get(recipe, "evaluation", "split")
+        if summary is not None and (measured := _get(summary, "held_out", "after", "accuracy")) is not None:
+            before, after = _get(summary, "held_out", "before", "accuracy"), float(measured)
+            split = _get(recipe, "evaluation", "test", "split")
         return RunInfo(
             name=path.name,
             path=path,
-            state="finished" if folder.summary() is not None and not owner else state,
-            model=str(recipe.get("model", {}).get("name", "")),
+            state="finished" if summary is not None else state,
+            model=label(str(_get(recipe, "model", "name") or "")),
+            algorithm=label(str(_get(recipe, "algorithm", "use") or "")),
             environments=tuple(label(str(e.get("use"))) for e in recipe.get("environments", [])),
+            seed=int(_get(recipe, "run", "seed") or 0),
             step=metrics[-1]["step"] if metrics else 0,
-            steps=int(recipe.get("run", {}).get("steps", 0)),
+            steps=int(_get(recipe, "run", "steps") or 0),
+            before=before,
+            after=after,
+            split=str(split or ""),
             accuracy=accuracies[-1] if accuracies else None,
+            started=started,
             changed=changed,
+            samples=summary and summary.get("samples"),
+            tokens=summary and summary.get("tokens"),
+            seconds=_get(summary or {}, "seconds", "total"),
+            reward=next((m["reward.mean"] for m in reversed(metrics) if m.get("reward.mean") is not None), None),
+            settings=dict(_flat(recipe)),
         )
     except Exception as e:  # noqa: BLE001 - anybody may have edited the files: what they raise concerns this row alone
         fault = str(e) if isinstance(e, QuintainError) else f"{type(e).__name__}: {e}"
-        return RunInfo(name=path.name, path=path, state=state, changed=changed, fault=fault.split("\n")[0])
+        about: dict[str, Any] = {"started": started, "changed": changed, "fault": fault.split("\n")[0]}
+        return RunInfo(name=path.name, path=path, state=state, **about)
 
 
-@click.command(help="List runs with their progress and held-out accuracy.")
+def _get(table: Mapping[str, Any], *keys: str) -> Any:
+    """The value under nested *keys*; ``None`` if one is missing."""
+    value: Any = table
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+@click.command()
+@click.argument("names", nargs=-1, metavar="[RUN]...")
 @click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per run and line.")
-def runs(folder: str, as_json: bool) -> None:
-    infos = list_runs(folder)
+def runs(names: Sequence[str], folder: str, as_json: bool) -> None:
+    """List runs with date, state, progress and held-out accuracy before and after; or compare each RUN side by side.
+
+    A run is `stopped` if it ended in order before its last step, and `crashed` if its process was killed; both continue
+    with `quintain train --resume RUN`.
+
+    \b
+    quintain runs
+    quintain runs arithmetic-1 arithmetic-2
+    """
+    infos = [run_info(find_run(name, folder)) for name in names] if names else list_runs(folder)
     if as_json:
         for run in infos:
-            click.echo(json.dumps(asdict(run), default=str))
+            row = {f.name: getattr(run, f.name) for f in fields(run) if names or f.name != "settings"}
+            click.echo(json.dumps(row, default=str))
         return
     if not infos:
         click.echo(f"no runs in {folder!r}; start one with: {program()} train")
@@ -87,12 +145,84 @@ def runs(folder: str, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None)
-    for title in ("run", "state", "environments", "model", "step", "held-out"):
-        table.add_column(title, overflow="fold")
-    for run in infos:
-        accuracy = "" if run.accuracy is None else f"{run.accuracy:.1%}"
-        state = f"{run.state}: {run.fault}" if run.fault else run.state
-        row = (run.name, state, ", ".join(run.environments), run.model, f"{run.step}/{run.steps}", accuracy)
+    console = Console()
+    if not console.is_terminal:  # a pipe has no width
+        console = Console(width=10_000)
+    if names:
+        titles, rows = ["", *(run.name for run in infos)], list(compared(infos))
+    else:
+        titles, rows = listed(infos, console.width)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(printable(title), overflow="fold")
+    for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    Console(width=None if Console().is_terminal else 10_000).print(table)  # a pipe has no width
+    console.print(table)
+
+
+def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Titles and rows of the list for a terminal of *width* columns."""
+    titles = ["run", "state", "started", "environments", "model", "algorithm", "step", "held-out accuracy"]
+    rows = [
+        (
+            run.name,
+            f"{run.state}: {run.fault}" if run.fault else run.state,
+            _date(run.started),
+            ", ".join(run.environments),
+            run.model,
+            run.algorithm,
+            f"{run.step}/{run.steps}",
+            change(run),
+        )
+        for run in infos
+    ]
+    kept = [i for i, title in enumerate(titles) if width >= LEFT_OUT.get(title, 0)]
+    return [titles[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
+
+
+def change(run: RunInfo) -> str:
+    """Accuracy before and after, with its split; empty if there is none."""
+    if run.after is None:
+        return ""
+    before = "" if run.before is None else f"{run.before:.1%} -> "
+    return f"{before}{run.after:.1%} {run.split}".rstrip()
+
+
+def compared(infos: Sequence[RunInfo]) -> Iterator[tuple[str, ...]]:
+    """Rows of the comparison: results, costs, and the keys of the recipes that differ."""
+    for title, cell in (
+        ("state", lambda r: f"{r.state}: {r.fault}" if r.fault else r.state),
+        ("started", lambda r: _date(r.started)),
+        ("held-out accuracy", change),
+        ("last reward", lambda r: "" if r.reward is None else f"{r.reward:.3f}"),
+        ("step", lambda r: f"{r.step}/{r.steps}"),
+        ("samples", lambda r: "" if r.samples is None else f"{r.samples:,}"),
+        ("tokens", lambda r: "" if r.tokens is None else f"{r.tokens:,}"),
+        ("time", lambda r: "" if r.seconds is None else clock(r.seconds)),
+        ("environments", lambda r: ", ".join(r.environments)),
+        ("model", lambda r: r.model),
+        ("algorithm", lambda r: r.algorithm),
+    ):
+        yield title, *map(cell, infos)
+    tables = [run.settings for run in infos]
+    for key in sorted({key for table in tables for key in table} - {"run.name"}):
+        values = [table.get(key) for table in tables]
+        if any(value != values[0] for value in values):
+            yield (
+                key,
+                *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values),
+            )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
+            yield from _flat({str(i): row for i, row in enumerate(value)}, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M") if seconds else ""

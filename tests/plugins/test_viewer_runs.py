@@ -1,0 +1,130 @@
+"""`quintain runs`: states, dates, accuracy before and after, and runs side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+
+from quintain.cli import main
+from quintain.training import RunFolder
+from quintain_viewer.runs import listed, run_info
+
+RECIPE = """
+environments = [{ use = "quintain-env-math/arithmetic" }]
+[run]
+name = "NAME"
+steps = 20
+seed = SEED
+[model]
+name = "quintain-starter/default"
+[algorithm]
+use = "quintain/dr_grpo"
+[evaluation]
+split = "dev"
+[evaluation.test]
+split = "test"
+"""
+
+
+def make(folder: Path, name: str, *, seed: int = 0, finished: bool = False) -> RunFolder:
+    """A run of two steps whose held-out accuracy rises from 30 % to 60 %; its test accuracy from 25 % to 75 %."""
+    run = RunFolder.create(folder / name, RECIPE.replace("NAME", name).replace("SEED", str(seed)))
+    run.append({"step": 0, "held_out.accuracy": 0.3})
+    run.append({"step": 1, "reward.mean": 0.5})
+    run.append({"step": 2, "reward.mean": 1.25, "held_out.accuracy": 0.6})
+    run.append({"time": "2026-11-22T21:32:07Z"}, run.provenance_path)
+    if finished:
+        held_out = {"before": {"accuracy": 0.25}, "after": {"accuracy": 0.75}}
+        run.write_summary({"held_out": held_out, "samples": 12_800, "tokens": 428_314, "seconds": {"total": 95.0}})
+    return run
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """One run that finished, one that was stopped, one whose process was killed."""
+    make(tmp_path, "done", finished=True).close()
+    make(tmp_path, "ended", seed=7).close()
+    killed = make(tmp_path, "killed")
+    owner = (killed.path / "run.lock").read_text()
+    killed.close()
+    (killed.path / "run.lock").write_text(owner)  # the process had no time to empty it
+    return tmp_path
+
+
+def test_states_dates_and_accuracies(folder: Path) -> None:
+    infos = {name: run_info(folder / name) for name in ("done", "ended", "killed")}
+
+    assert ["finished", "stopped", "crashed"] == [infos[n].state for n in ("done", "ended", "killed")]
+    assert (0.25, 0.75, "test") == (infos["done"].before, infos["done"].after, infos["done"].split)
+    assert (0.3, 0.6, "dev") == (infos["ended"].before, infos["ended"].after, infos["ended"].split)
+    assert {1795383127.0} == {info.started for info in infos.values()}
+    assert ("dr_grpo", "default", ("arithmetic",)) == (
+        infos["done"].algorithm,
+        infos["done"].model,
+        infos["done"].environments,
+    )
+
+
+def test_a_pipe_is_not_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = "a-run-with-a-name-that-is-longer-than-any-column-of-a-terminal-of-eighty-characters"
+    make(folder, long).close()
+    with patch.dict(os.environ, COLUMNS="80"):
+        assert 0 == main(["runs", "--folder", str(folder)])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert 5 == len(lines)
+    assert lines[0].split("  ")[0] == "run"
+    assert any(line.startswith(long) and "30.0% -> 60.0% dev" in line for line in lines)
+    assert any("done" in line and "finished" in line and "25.0% -> 75.0% test" in line for line in lines)
+
+
+def test_narrow_terminals_have_fewer_columns(folder: Path) -> None:
+    infos = [run_info(folder / "done")]
+    for width, missing in ((120, set()), (100, {"model"}), (80, {"model", "environments"})):
+        titles, (row,) = listed(infos, width)
+
+        assert missing == {"model", "environments"} - set(titles)
+        assert len(titles) == len(row)
+        assert width >= sum(max(len(t), len(c)) + 2 for t, c in zip(titles, row, strict=True))
+
+
+def test_runs_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Results first, then the keys of the recipes that differ, and only those."""
+    assert 0 == main(["runs", "done", "ended", "--folder", str(folder)])
+    rows = {line.split("  ")[0]: line.split() for line in capsys.readouterr().out.splitlines()}
+
+    assert ["held-out", "accuracy", "25.0%", "->", "75.0%", "test", "30.0%", "->", "60.0%", "dev"] == (
+        rows["held-out accuracy"]
+    )
+    assert ["run.seed", "0", "7"] == rows["run.seed"]
+    assert ["time", "1:35"] == rows["time"]
+    assert not {"run.name", "run.steps", "evaluation.split"} & rows.keys()
+    assert 2 == main(["runs", "done", "endet", "--folder", str(folder)])
+    assert "did you mean 'ended'" in capsys.readouterr().err
+
+
+def test_json_has_the_settings_of_named_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def rows(*words: str) -> list[dict[str, Any]]:
+        assert 0 == main(["runs", *words, "--folder", str(folder), "--json"])
+        return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+    (row,) = rows("ended")
+    assert (7, "stopped", 1.25) == (row["settings"]["run.seed"], row["state"], row["reward"])
+    assert 3 == len(rows())
+    assert "settings" not in rows()[0]
+
+
+def test_a_damaged_run_is_a_row(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "ended" / "metrics.jsonl").write_text("x\n{}\n")
+    (folder / "done" / "recipe.toml").write_text("[run")
+    assert 0 == main(["runs", "--folder", str(folder)])
+    out = capsys.readouterr().out
+
+    assert "is damaged" in out
+    assert "TOMLDecodeError" in out
+    assert "killed" in out
