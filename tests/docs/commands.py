@@ -38,6 +38,7 @@ STORY = "tests/environments/test_story_books.py::test_the_page_shows_commands_th
 STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_to_plan"
 STORY_PAIRS = "tests/environments/test_story_quality.py::test_the_page_shows_commands_that_work"
 STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_reward"
+RESCORED = "tests/plugins/test_authoring.py::test_stored_rollouts_are_scored_again"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -78,6 +79,8 @@ ELSEWHERE = {
     "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl --json": STORY_PAIRS,
     "quintain eval debugged.py:Wordy --engine @oracle --tasks 1": STOPPED,
     "pip install -e .": INSTALLED,
+    'quintain rescore arithmetic-1 --reward "math_equal * format_tags"': RESCORED,
+    "quintain rescore arithmetic-1 --reward shapes.py:shortness --last 10": RESCORED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""
 
