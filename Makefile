@@ -26,6 +26,7 @@ help:
 $(READY): pyproject.toml requirements-dev.txt constraints.txt $(MEMBERS)
 	@test -n "$(PYTHON)" || { echo "Quintain needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing into $(VENV): about 2 GB, more with CUDA; a few minutes"
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -r requirements-dev.txt
 	@touch $@
 
