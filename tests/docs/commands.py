@@ -41,7 +41,11 @@ STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_rew
 RESCORED = "tests/plugins/test_authoring.py::test_stored_rollouts_are_scored_again"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
+VLLM = "tests/integration/test_vllm_lane.py::test_vllm_lane"
+
 ELSEWHERE = {
+    "bash tools/vllm_env.sh": VLLM,
+    ".venv-vllm/bin/quintain train --set engine.use=vllm": "tests/integration/test_vllm_lane.py::test_the_quickstart_trains",
     "make test": WORKSPACE,
     "make train": QUICKSTART,
     "quintain train": QUICKSTART,

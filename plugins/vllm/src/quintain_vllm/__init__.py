@@ -2,5 +2,6 @@
 
 from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
 from .local import VLLMEngine
+from .server import VLLMServer
 
-__all__ = ["CanaryError", "SleepUnsupportedError", "VLLMEngine", "WeightSyncError"]
+__all__ = ["CanaryError", "SleepUnsupportedError", "VLLMEngine", "VLLMServer", "WeightSyncError"]

@@ -318,6 +318,9 @@ def engine_args(
             "enforce_eager": True,
             "block_size": 2 * BLOCK,
             "kv_cache_memory_bytes": cache_bytes(config, dtype, slots, context),
+            # of a prompt in chunks, vLLM sets the seeded generator back, which generators of a CPU refuse
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(context, slots, 8192),
         }
     return args
 

@@ -1,0 +1,382 @@
+"""vLLM behind a server: one that the engine starts, or one at a URL."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from quintain import InfrastructureError
+from quintain.errors import RunError, UsageError
+from quintain.models import HFTokenizer
+
+from .base import Answer, SyncedEngine, checkpoint
+from .canary import base_of
+from .local import ENVIRONMENT, SLOTS, check_installed, engine_args
+from .transports import transport_named
+
+MODEL = "policy"
+"""Name under which the server offers the model."""
+CLAMPED = -9999.0
+"""What the server sends for a log-prob that is not a number."""
+
+
+class VLLMServer(SyncedEngine):
+    """Samples with a server of vLLM; trainable.
+
+    The server runs in processes of its own: the learner's threads and the sampler's do not wait for each other, and
+    it may have other GPUs, or be another machine.
+    """
+
+    name = "vllm-server"
+
+    def __init__(
+        self,
+        model: str = "",
+        *,
+        url: str = "",
+        dtype: str = "auto",
+        slots: int = SLOTS,
+        context: int | None = None,
+        recompute_kv: bool = True,
+        canary: bool = True,
+        canary_tolerance: float | None = None,
+        transport: str = "file",
+        transport_args: Mapping[str, Any] | None = None,
+        api_key: str = "",
+        start_timeout: float = 600.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Serve *model*, a folder or a hub name, from a server that starts when the engine is entered.
+
+        Args:
+            url: of a server that runs already, such as ``http://host:8000``; none is started. docs/vllm.md shows how
+                to start one that can be trained with.
+            transport: ``file`` (shared memory, or a folder that both see), ``ipc`` (same GPU) or ``nccl``.
+            transport_args: of the transport: ``folder`` of a file, ``address`` and ``port`` of NCCL.
+            api_key: sent as a bearer token.
+            start_timeout: seconds until the server must answer.
+            options: further fields of ``vllm.EngineArgs`` of a server that is started, such as
+                ``tensor_parallel_size``.
+            dtype, slots, context, recompute_kv, canary, canary_tolerance: see `VLLMEngine`.
+
+        Raises:
+            UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
+        """
+        config, tokenizer = checkpoint(model)
+        self._set_up(
+            model, tokenizer, config, None, url=url, dtype=dtype, slots=slots, context=context,
+            recompute_kv=recompute_kv, canary=canary, canary_tolerance=canary_tolerance, transport=transport,
+            transport_args=transport_args, api_key=api_key, start_timeout=start_timeout, options=options,
+        )  # fmt: skip
+
+    @classmethod
+    def sharing(
+        cls,
+        module: Any,
+        tokenizer: HFTokenizer,
+        *,
+        url: str = "",
+        dtype: str | None = None,
+        slots: int = SLOTS,
+        context: int | None = None,
+        recompute_kv: bool = True,
+        canary: bool = True,
+        canary_tolerance: float | None = None,
+        transport: str = "file",
+        transport_args: Mapping[str, Any] | None = None,
+        api_key: str = "",
+        start_timeout: float = 600.0,
+        options: Mapping[str, Any] | None = None,
+    ) -> VLLMServer:
+        """An engine for a learner's *module*; `update` sends its weights to the server.
+
+        Raises:
+            UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
+        """
+        engine = cls.__new__(cls)
+        own = str(next(module.parameters()).dtype).removeprefix("torch.")
+        dtype = own if dtype in (None, "auto") else str(dtype)
+        engine._set_up(
+            "", tokenizer, base_of(module).config, module, url=url, dtype=dtype, slots=slots, context=context,
+            recompute_kv=recompute_kv, canary=canary, canary_tolerance=canary_tolerance, transport=transport,
+            transport_args=transport_args, api_key=api_key, start_timeout=start_timeout, options=options,
+        )  # fmt: skip
+        return engine
+
+    def _set_up(
+        self,
+        folder: str,
+        tokenizer: HFTokenizer,
+        config: Any,
+        module: Any,
+        *,
+        url: str,
+        dtype: str,
+        slots: int,
+        context: int | None,
+        recompute_kv: bool,
+        canary: bool,
+        canary_tolerance: float | None,
+        transport: str,
+        transport_args: Mapping[str, Any] | None,
+        api_key: str,
+        start_timeout: float,
+        options: Mapping[str, Any] | None,
+    ) -> None:
+        if not url:
+            check_installed()
+        self._configure(
+            folder=folder,
+            tokenizer=tokenizer,
+            config=config,
+            module=module,
+            dtype=dtype,
+            context=context,
+            recompute_kv=recompute_kv,
+            canary=canary,
+            canary_tolerance=canary_tolerance,
+            transport=transport_named(transport, ("file", "ipc", "nccl"), transport_args or {}),
+        )
+        self._given_url, self._url = url.rstrip("/").removesuffix("/v1"), ""
+        self._slots, self._options, self._start_timeout = slots, dict(options or {}), start_timeout
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._server: asyncio.subprocess.Process | None = None
+        self._session: aiohttp.ClientSession | None = None
+        self._count = 0
+        self._log = ""
+        self.path = f"vLLM behind a server over {type(config).__name__}"
+
+    # -- SyncedEngine
+
+    async def _start(self) -> None:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None),
+            connector=aiohttp.TCPConnector(limit=0),
+            headers=self._headers,
+        )
+        self._url = self._given_url
+        if not self._url:
+            await self._launch()
+        deadline = asyncio.get_running_loop().time() + self._start_timeout
+        while not await self._healthy():
+            if self._server is not None and self._server.returncode is not None:
+                raise UsageError(f"the server of vLLM ended with status {self._server.returncode}: {self._log_tail()}")
+            if asyncio.get_running_loop().time() > deadline:
+                raise RunError(
+                    f"no server of vLLM answers at {self._url} after {self._start_timeout:g} s{self._log_tail()}"
+                )
+            await asyncio.sleep(0.2)
+        await self._post("update_weight_version", {"new_version": str(self.version)})
+        models = json.loads(await self._request("GET", "v1/models"))["data"]
+        self._model = models[0]["id"]
+        self.context = min(self.context, models[0].get("max_model_len") or self.context)
+
+    async def _launch(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}"
+        args = engine_args(
+            folder=self._folder,
+            config=self._config,
+            dummy=self.module is not None,
+            dtype=self.dtype,
+            slots=self._slots,
+            context=self.context,
+            backend=self._transport.backend,
+        )
+        command = server_command(args | {"async_scheduling": False} | self._options, port)
+        environment = {**ENVIRONMENT, **os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        if self._transport.backend == "ipc":
+            environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles come pickled
+        handle, self._log = tempfile.mkstemp(prefix="quintain-vllm-", suffix=".log")
+        try:
+            self._server = await asyncio.create_subprocess_exec(
+                *command, stdout=handle, stderr=handle, env=environment, start_new_session=True
+            )
+        finally:
+            os.close(handle)
+
+    async def _healthy(self) -> bool:
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self._url}/health") as response:
+                return response.status == 200
+        except aiohttp.ClientError:
+            return False
+
+    def _log_tail(self) -> str:
+        if not self._log:
+            return ""
+        lines = [line for line in Path(self._log).read_text(errors="replace").splitlines() if "rror" in line]
+        return "; its log ends with: " + " | ".join(lines[-3:])[-600:]
+
+    async def _stop(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+        if self._server is not None:
+            server, self._server = self._server, None
+            # The server ends its workers when it is asked to; what is left of its session after that is killed.
+            for end in (signal.SIGTERM, signal.SIGKILL):
+                with suppress(ProcessLookupError):
+                    os.killpg(server.pid, end)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(server.wait(), 20)
+            os.unlink(self._log)
+
+    async def _request(self, method: str, path: str, body: Any = None, **query: Any) -> str:
+        if self._session is None:
+            raise UsageError("the engine vllm-server is not started: use it inside `async with engine:`")
+        params = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+        try:
+            async with self._session.request(method, f"{self._url}/{path}", json=body, params=params) as response:
+                text = await response.text()
+        except aiohttp.ClientError as e:
+            raise InfrastructureError(
+                f"the server of vLLM at {self._url} does not answer: {e or type(e).__name__}"
+            ) from e
+        if response.status == 404:
+            raise UsageError(
+                f"{self._url}/{path} does not exist: start the server with VLLM_SERVER_DEV_MODE=1 and "
+                "--enable-scale-out, as docs/vllm.md shows"
+            )
+        if response.status != 200:
+            raise InfrastructureError(f"vLLM answered {response.status} to /{path}: {text[:400]}")
+        return text
+
+    async def _post(self, path: str, body: Any = None, **query: Any) -> str:
+        return await self._request("POST", path, body, **query)
+
+    async def _generate(self, ids: Sequence[int], fields: Mapping[str, Any]) -> Answer:
+        self._count += 1
+        request_id = f"quintain-{os.getpid()}-{secrets.token_hex(4)}-{self._count}"
+        params = dict(fields)
+        asked = params.get("logprob_token_ids")
+        if asked:
+            # the answer lists as many tokens as are asked for, and the sampled one is the first of them
+            params |= {"logprobs": 2, "logprob_token_ids": [*asked, 1 if asked[0] == 0 else 0]}
+        body = {
+            "request_id": request_id,
+            "model": self._model,
+            "token_ids": list(ids),
+            "sampling_params": params,
+            # the salt keeps the keys and values of each version apart, should some survive the reset
+            "cache_salt": f"version {self.version}",
+        }
+        try:
+            answer = json.loads(await self._post("inference/v1/generate", body))
+        except asyncio.CancelledError:
+            # the closed connection aborts it, too, once the server notices
+            self._later(self._post("abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}))
+            raise
+        try:
+            return _answer_of(answer, ids, asked)
+        except (KeyError, TypeError, IndexError, StopIteration) as e:
+            raise InfrastructureError(
+                f"vLLM's answer cannot be read ({type(e).__name__}: {e}): {str(answer)[:300]}"
+            ) from e
+
+    def _later(self, coroutine: Any) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._aborts = {t for t in getattr(self, "_aborts", set()) if not t.done()} | {task}
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+    async def _pause(self) -> None:
+        await self._post("pause", mode="keep", clear_cache=self._recompute_kv)
+
+    async def _resume(self) -> None:
+        await self._post("resume")
+
+    async def _reset_prefix_cache(self) -> None:
+        await self._post("reset_prefix_cache", reset_running_requests=self._recompute_kv)
+
+    async def _rpc(self, method: str, *args: Any) -> Any:
+        return json.loads(await self._post("collective_rpc", {"method": method, "args": list(args)}))["results"][0]
+
+    def _control(self) -> VLLMServer:
+        return self
+
+    # -- transports.Control
+
+    async def init_weight_transfer_engine(self, info: Mapping[str, Any]) -> None:
+        await self._post("init_weight_transfer_engine", {"init_info": dict(info)})
+
+    async def start_weight_update(self) -> None:
+        await self._post("start_weight_update")
+
+    async def update_weights(self, info: Mapping[str, Any]) -> None:
+        body = dict(info)
+        if "ipc_handles" in body:
+            from vllm.distributed.weight_transfer.clients import _json_safe_update_info
+
+            body = _json_safe_update_info(body)
+        await self._post("update_weights", {"update_info": body})
+
+    async def finish_weight_update(self, version: int) -> None:
+        await self._post("finish_weight_update", {"weight_version": str(version)})
+
+    async def world_size(self) -> int:
+        return int(json.loads(await self._request("GET", "get_world_size"))["world_size"])
+
+    # -- sleep
+
+    def _can_sleep(self) -> bool:
+        return bool(self._options.get("enable_sleep_mode"))
+
+    async def _fall_asleep(self, level: int) -> None:
+        await self._post("sleep", level=level, mode="keep")
+
+    async def _wake_up(self) -> None:
+        await self._post("wake_up")
+
+
+def server_command(args: Mapping[str, Any], port: int) -> list[str]:
+    """The command that starts a server with the fields *args* of ``vllm.EngineArgs``."""
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--served-model-name", MODEL, "--enable-scale-out", "--disable-uvicorn-access-log"]
+    for name, value in args.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            command.append(flag if value else f"--no-{flag[2:]}")
+        elif value is not None:
+            command += [flag, json.dumps(value) if isinstance(value, Mapping | list) else str(value)]
+    return command
+
+
+def _answer_of(answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence[int] | None) -> Answer:
+    choice = answer["choices"][0]
+    rows = (choice.get("logprobs") or {}).get("content") or []
+    logps = tuple(float("nan") if row["logprob"] <= CLAMPED else row["logprob"] for row in rows)
+    prompt_logps: tuple[float, ...] = ()
+    if answer.get("prompt_logprobs"):
+        pairs = zip(prompt[1:], answer["prompt_logprobs"][1:], strict=True)
+        prompt_logps = tuple(row[str(token)]["logprob"] for token, row in pairs)
+    wanted = None
+    if asked:
+        first = rows[0]
+        both = [first, *first["top_logprobs"]]
+        wanted = next(entry["logprob"] for entry in both if entry["token_id"] == asked[0])
+    spans = choice.get("weight_versions") or ()
+    return Answer(
+        ids=tuple(choice["token_ids"]),
+        logps=logps,
+        spans=tuple((s["version"], s["start"], s["end"]) for s in spans),
+        finish=choice["finish_reason"],
+        stop=choice.get("stop_reason"),
+        prompt_logps=prompt_logps,
+        asked=wanted,
+        cached=((answer.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )

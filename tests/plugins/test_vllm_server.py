@@ -1,0 +1,145 @@
+"""vLLM behind a server: the same tokens, log-probs, versions and checks as in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
+
+from quintain import LimitReached, Sampling
+from quintain.errors import UsageError
+from quintain_vllm import CanaryError, SleepUnsupportedError, VLLMServer
+from quintain_vllm.transports import File
+
+from ..core.models import tiny_model
+from .test_vllm_sync import Other
+from .vllm_kit import TOKENIZER, Running, plain_logps, prompts
+
+pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """A server that the engine starts."""
+    started = Running(tiny_model(hidden=128), VLLMServer)
+    yield started
+    started.close()
+
+
+def test_log_probs_agree_with_a_plain_forward(running: Running) -> None:
+    temperatures = (1.0, 0.7)
+    calls = [
+        (ids, Sampling(seed=i, temperature=temperatures[i % 2], max_tokens=20)) for i, ids in enumerate(prompts(24))
+    ]
+    for (ids, sampling), out in zip(calls, running.sample(*calls), strict=True):
+        expected = plain_logps(running.model, ids, out.ids, sampling.temperature)
+        assert list(out.logps) == pytest.approx(expected, abs=1e-4)
+        assert out.versions == (0,) * len(out.ids)
+
+
+def test_seeds_stops_and_limits(running: Running) -> None:
+    sampling = Sampling(seed=3, max_tokens=30)
+    first, again = running.sample(([1, 2], sampling), ([1, 2], sampling))
+    assert first.ids == again.ids
+    place = next(i for i, token in enumerate(first.ids) if i >= 4 and token not in first.ids[:i])
+    stop = TOKENIZER.decode(first.ids[place : place + 1])
+    by_id, by_text = running.sample(
+        ([1, 2], sampling.replace(stop_ids=(first.ids[place],))), ([1, 2], sampling.replace(stop=("never", stop)))
+    )
+    assert (by_id.finish, by_id.stop, by_id.ids) == ("stop", first.ids[place], first.ids[: place + 1])
+    if stop.isascii():
+        assert (by_text.finish, by_text.stop, by_text.ids) == ("stop", stop, first.ids[: place + 1])
+    with pytest.raises(LimitReached):
+        running.sample(([1] * 512, Sampling()))
+
+
+def test_scores_are_those_of_a_plain_forward(running: Running) -> None:
+    ids = [(7 * i) % 256 for i in range(40)]
+    for start, temperature in [(1, 1.0), (30, 0.7), (39, 1.0)]:
+        scores = running.do(running.engine.score(ids, start, temperature))
+        assert scores == pytest.approx(plain_logps(running.model, ids[:start], ids[start:], temperature), abs=2e-4)
+
+
+def test_a_cancelled_request_is_aborted(running: Running) -> None:
+    async def cancel() -> str:
+        task = asyncio.create_task(running.engine.sample([5], Sampling(seed=0)))
+        await asyncio.sleep(0)
+        await running.engine._request("GET", "health")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*getattr(running.engine, "_aborts", ()))
+        return await running.engine._request("GET", "health")
+
+    assert running.do(cancel()) == ""
+
+
+def test_a_second_engine_uses_the_url(running: Running) -> None:
+    """With other weights: the server is one, and has those of the last update."""
+    other = Running(tiny_model(hidden=128, seed=5), VLLMServer, url=running.engine._url)
+    try:
+        (out,) = other.sample(([3], Sampling(seed=1, max_tokens=5)))
+        assert list(out.logps) == pytest.approx(plain_logps(other.model, [3], out.ids), abs=1e-4)
+    finally:
+        other.close()
+    running.do(running.engine.update(Other(running.model, 0)))
+
+
+def test_updates_are_exact_and_checked(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while requests run; a layer that kept its weights is named."""
+    models = {v: tiny_model(hidden=128, seed=v) for v in (1, 2, 3)}
+    prompt = [(7 * i) % 256 for i in range(60)]
+    fields = {"temperature": 0.0, "max_tokens": 400, "logprobs": 0, "ignore_eos": True}
+
+    async def in_flight() -> Any:
+        await running.engine.update(Other(models[1], 1))
+        reply = asyncio.create_task(running.engine._generate(prompt, fields))
+        await running.engine.sample(prompt, Sampling(max_tokens=8, stop_ids=()))  # some tokens later
+        await running.engine.update(Other(models[2], 2))
+        return await reply
+
+    answer = running.do(in_flight())
+    spans = [(int(v), start, end) for v, start, end in answer.spans]
+    assert [v for v, _, _ in spans] in ([1, 2], [2])  # it may start after the update
+    assert spans[-1][2] == 400
+    for version, start, end in spans:
+        own = plain_logps(models[version], [*prompt, *answer.ids[:start]], answer.ids[start:end])
+        assert list(answer.logps[start:end]) == pytest.approx(own, abs=1e-3)
+
+    send = File.send
+    name = "model.layers.0.self_attn.o_proj.weight"
+    wrong = {name: models[3].state_dict()[name].clone().normal_(0, 0.15)}
+
+    async def mislead(self: File, control: Any, tensors: Any) -> None:
+        await send(self, control, dict(tensors) | wrong)
+
+    monkeypatch.setattr(File, "send", mislead)
+    with pytest.raises(CanaryError) as error:
+        running.do(running.engine.update(Other(models[3], 3)))
+    assert error.value.layer == "model.layers.0.self_attn.o_proj (RowParallelLinear)"
+
+
+def test_sleep_and_transports_that_are_refused(running: Running) -> None:
+    with pytest.raises(SleepUnsupportedError):
+        running.do(running.engine.sleep(2))
+    with pytest.raises(UsageError, match="takes file, ipc, nccl"):
+        VLLMServer.sharing(running.model, TOKENIZER, transport="memory")
+    with pytest.raises(UsageError, match="transport_args of 'file'"):
+        VLLMServer.sharing(running.model, TOKENIZER, transport_args={"fold": "/tmp"})
+
+
+def test_the_server_ends_with_the_engine(running: Running) -> None:
+    """Last: nothing listens, and no file is left."""
+    engine = running.engine
+    port, log, folder = int(engine._url.rpartition(":")[2]), engine._log, engine._folder
+    running.do(engine.__aexit__())
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", port)) != 0
+    assert not Path(log).exists()
+    assert not Path(folder).exists()
+    assert not list(Path("/dev/shm").glob("quintain-weights-*"))
