@@ -39,13 +39,13 @@ STORY_RUN = "tests/integration/test_story_run.py::test_the_default_model_learns_
 STORY_PAIRS = "tests/environments/test_story_quality.py::test_the_page_shows_commands_that_work"
 STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_reward"
 RESCORED = "tests/plugins/test_authoring.py::test_stored_rollouts_are_scored_again"
-WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
-
 VLLM = "tests/integration/test_vllm_lane.py::test_vllm_lane"
+VLLM_RUN = "tests/integration/test_vllm_lane.py::test_the_command_trains"
+WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
     "bash tools/vllm_env.sh": VLLM,
-    ".venv-vllm/bin/quintain train --set engine.use=vllm": "tests/integration/test_vllm_lane.py::test_the_quickstart_trains",
+    ".venv-vllm/bin/quintain train --set engine.use=vllm": VLLM_RUN,
     "make test": WORKSPACE,
     "make train": QUICKSTART,
     "quintain train": QUICKSTART,
