@@ -1,12 +1,12 @@
-# Two commands do everything on a machine that has Python 3.11-3.13, pip and make:
+# Two commands do everything on a machine that has Python 3.11-3.14, pip and make:
 #   make train    virtual environment, install, run the main job
 #   make test     the same set-up, then the tests
 # A GPU box takes the wheels pip finds; a CPU-only one may want
 #   make train PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 
 # The first that runs and is new enough; a name on the path may be a shim with nothing behind it.
-SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
-PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do $$p -c '$(SUITS)' 2>/dev/null && echo $$p && break; done)
+SUITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do $$p -c '$(SUITS)' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -24,7 +24,7 @@ help:
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 20
 
 $(READY): pyproject.toml requirements-dev.txt constraints.txt $(MEMBERS)
-	@test -n "$(PYTHON)" || { echo "Quintain needs Python 3.11, 3.12 or 3.13: make PYTHON=/path/to/python"; exit 1; }
+	@test -n "$(PYTHON)" || { echo "Quintain needs Python 3.11 to 3.14: make PYTHON=/path/to/python"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): about 2 GB, more with CUDA; a few minutes"
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -r requirements-dev.txt

@@ -115,6 +115,7 @@ MEANINGS = {
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
     "model.tool_format": "how tool calls are written (`quintain list tool_format`, [tools.md](tools.md)); "
     '`"auto"`: as in the model\'s chat template',
+    "model.template": "arguments of the chat template, such as `{ enable_thinking = false }`; saved with the model",
     "model.lora.r": "rank",
     "model.lora.lora_alpha": "scale of the adapters is `lora_alpha / r`",
     "model.lora.target_modules": "modules with adapters",

@@ -118,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: success; 1: failure, or a call of ``sys.exit``; 2: error in the command line or the recipe (no traceback); 130:
     Ctrl-C; 141: nothing reads the output. With ``--json``, an error or interruption is also a JSON object on stdout.
     """
+    if sys.platform == "win32":
+        return _fail("Quintain runs on Linux and macOS; on Windows, use WSL", "UsageError", 2, "--json" in sys.argv)
     from ..training.threads import set_threads
     from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
 

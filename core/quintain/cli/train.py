@@ -141,7 +141,9 @@ def _recipe(
 
         path_of_model = model if is_model_source(model) else model_named(model, keys.get("folder") or "runs")[0]
         changes.append(f"model.name={json.dumps(path_of_model)}")
-    if env is not None:
+    base = "quickstart" if model in (None, "default") else "pretrained"
+    own = Recipe.parse(bundled(base)).environments[0]  # with its arguments
+    if env is not None and (path is not None or env not in (own.use, own.label)):
         changes.append(f"environments=[{{use={json.dumps(env)}}}]")
     changes += [f"environments.0.args.{pair}" for pair in args]
     if reward is not None:
@@ -150,7 +152,6 @@ def _recipe(
         changes.append(f"trackers=[{', '.join(f'{{use={json.dumps(name)}}}' for name in trackers)}]")
     if path is not None:
         return Recipe.load(path, [*changes, *overrides])
-    base = "quickstart" if model in (None, "default") else "pretrained"
     return Recipe.parse(bundled(base), [*changes, *overrides], source=f"{base}.toml")
 
 

@@ -93,6 +93,25 @@ def check_folder(name: str) -> None:
     )
 
 
+def check_available(name: str) -> None:
+    """That the model *name* is a folder, is in the hub's cache, or can be downloaded; raises as `check_reachable`."""
+    if not is_folder(name) and not _is_cached(name):
+        check_reachable(name)
+
+
+def check_reachable(name: str) -> None:
+    """That the hub, which has the model *name*, can be asked.
+
+    Raises:
+        UsageError: it cannot; the message says how to get the model.
+    """
+    if reason := unreachable():
+        raise UsageError(
+            f"cannot load model {name!r}: there is no such folder, the hub's cache does not have it, and {reason}; run "
+            f"`hf download {name}` once where there is network, or name a folder in Hugging Face format"
+        )
+
+
 def _taken(name: str) -> str:
     return (
         f" (there is a folder {name.partition('/')[0]!r} here, so it is taken for a path; if the hub's model is meant, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -14,12 +15,17 @@ import torch
 from torch import nn
 
 from ..errors import UsageError
-from .hf import check_folder, is_folder, quiet, unreachable
-from .layers import fuse_storage, steady_length
+from .hf import check_folder, check_reachable, is_folder, quiet
+from .layers import cache_shape, fuse_storage, steady_length
 from .lora import with_adapters
 from .tokenizer import HFTokenizer
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+OUT_OF_MEMORY = (
+    "the GPU is out of memory; in this order, set learner.checkpoint_activations=true, lower learner.token_budget, "
+    "engine.args.slots and sampling.max_tokens, train adapters with model.lora={}, or take a smaller model"
+)
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 _WEIGHT_FILES = ("*.safetensors", "*.bin")
@@ -157,6 +163,12 @@ def context_of(module: Any, tokenizer: HFTokenizer | None = None) -> int:
     return int(limit) if 0 < limit < _NO_LIMIT else 2048
 
 
+def cache_bytes(module: Any, tokens: int, dtype: str) -> int:
+    """Bytes of the keys and values of *tokens* in *dtype*, or of the context if that is shorter."""
+    numbers = 2 * math.prod(cache_shape(module.config)) * min(tokens, context_of(module))
+    return numbers * DTYPES.get(dtype, torch.float32).itemsize
+
+
 def trainable(module: nn.Module, lora: Mapping[str, Any] | None) -> nn.Module:
     """Return *module* in float32 at least and without dropout, with adapters where *lora* has settings."""
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in module.parameters()):
@@ -233,11 +245,10 @@ def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
     except OSError:
         if os.path.exists(path):
             raise
-    if reason := unreachable():
-        raise UsageError(
-            f"cannot load model {path!r}: there is no such folder, the hub's cache does not have it, and {reason}; run "
-            f"`hf download {path}` once where there is network, or name a folder in Hugging Face format"
-        )
+    check_reachable(path)
+    from huggingface_hub.utils.tqdm import enable_progress_bars
+
+    enable_progress_bars()
     with quiet():
         return kind.from_pretrained(path, **options)
 

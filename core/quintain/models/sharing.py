@@ -30,5 +30,5 @@ class SuggestsSlots(Protocol):
     """The class of a `SharesModule` engine that knows how many sequences of a batch it best decodes at once."""
 
     @classmethod
-    def slots_for(cls, module: Any, *, samples: int, tokens: int) -> int:
+    def slots_for(cls, module: Any, *, samples: int, tokens: int, dtype: str) -> int:
         """The ``slots`` of `sharing` for a step of *samples* sequences of at most *tokens* tokens, prompt included."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 from ..interfaces.tokenizer import LITERAL, Offsets
 from ..registry.lookup import current
 from ..types.rollout import Turn
@@ -36,6 +36,8 @@ _MARK = "\x02end\x03"
 
 _SAVED_FORMAT = "quintain_tool_format"
 """Key of ``tokenizer_config.json``. A name there with a colon, which means code outside of plugins, is left alone."""
+
+_SAVED_TEMPLATE = "quintain_template"
 
 _TAG = r"[<\[][^\s<>\[\]]{1,128}[>\]]"
 """The shape of nearly all control tokens. A pattern with all 6,000 of a tokenizer takes seconds for a megabyte."""
@@ -86,6 +88,23 @@ class HFTokenizer:
         if name != "auto":
             self._format = current().load("tool_format", name).of(self)
             self.hf.init_kwargs[_SAVED_FORMAT] = name
+
+    def use_template(self, arguments: Mapping[str, Any]) -> None:
+        """Render the chat template with *arguments*, such as ``enable_thinking``, also when saved and loaded.
+
+        Raises:
+            UsageError: a name is misspelled; one that the template does not have at all changes nothing.
+        """
+        from jinja2 import Environment, meta
+
+        if not arguments or arguments == self.hf.init_kwargs.get(_SAVED_TEMPLATE):
+            return
+        known = meta.find_undeclared_variables(Environment().parse(str(self.hf.chat_template or "")))
+        for name in set(arguments) - known:
+            if near := did_you_mean(name, known):
+                raise UsageError(f"model.template: the chat template of {self.name} has no variable {name!r}{near}")
+        self.hf.init_kwargs[_SAVED_TEMPLATE] = dict(arguments)
+        self.name = _fingerprint(self.hf)
 
     @property
     def tool_format(self) -> Any:
@@ -158,6 +177,7 @@ class HFTokenizer:
                     tools=[self.literal(tool.to_json()) for tool in tools] or None,
                     add_generation_prompt=prompt,
                     tokenize=False,
+                    **self.hf.init_kwargs.get(_SAVED_TEMPLATE, {}),
                 )
             )
         except TemplateError as error:
@@ -198,6 +218,7 @@ class HFTokenizer:
 def _fingerprint(tokenizer: Any) -> str:
     """Folder name and a hash of vocabulary and template: the same text gives the same ids and rendering."""
     digest = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode())
-    digest.update(str(tokenizer.chat_template or "").encode())
+    arguments = tokenizer.init_kwargs.get(_SAVED_TEMPLATE, "")
+    digest.update(f"{tokenizer.chat_template or ''}{arguments}".encode())
     base = str(tokenizer.name_or_path or "tokenizer").rstrip("/").rpartition("/")[2]
     return f"{base}-{digest.hexdigest()[:12]}"

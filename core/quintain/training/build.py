@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from ..errors import RunError
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
-from ..models.load import LoadedModel
+from ..models.load import OUT_OF_MEMORY, LoadedModel
 from ..models.sharing import SuggestsSlots
 from ..models.snapshot import Snapshot
 from ..registry.binding import bind
@@ -28,7 +31,7 @@ from .interrupts import run_loop, stop_on_signal
 from .loop import train
 from .metrics import distinct
 from .policy_learner import PolicyLearner
-from .provenance import provenance
+from .provenance import header, provenance
 from .recipe.tables import Recipe
 from .replays import Replay, named
 from .resolve import (
@@ -52,6 +55,16 @@ PROMPT = 512
 """Assumed tokens of a prompt, to choose the number of slots."""
 
 
+@contextmanager
+def memory_advice() -> Iterator[None]:
+    """Say in a `RunError` which keys lower the memory that a GPU does not have."""
+    try:
+        yield
+    except torch.OutOfMemoryError as e:
+        raise RunError(f"{OUT_OF_MEMORY} ({str(e).partition('. ')[0]})") from e
+
+
+@memory_advice()
 def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:
     """Start a run, or continue it from its last checkpoint; return its summary.
 
@@ -133,6 +146,7 @@ async def _run_training(
             folder.truncate_after(-1)  # also the metrics of step 0
             run.state = RunState(seconds=seconds)
         folder.append(provenance(recipe, model.module), folder.provenance_path)
+        screen.note(header(recipe, model.module))
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
@@ -207,6 +221,7 @@ def model_for(
         with status("preparing"):
             model = model_source(recipe).load(request)
     model.tokenizer.use_tool_format(recipe.model.tool_format)
+    model.tokenizer.use_template(recipe.model.template)
     return model
 
 
@@ -234,7 +249,7 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     args = {"dtype": recipe.model.dtype, **recipe.engine.args}
     if "slots" not in args and isinstance(kind, SuggestsSlots):
         samples, tokens = recipe.batch.prompts * recipe.batch.group_size, 2 * recipe.sampling.max_tokens + PROMPT
-        args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens)
+        args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens, dtype=args["dtype"])
     return bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from types import ModuleType
 
-from ..errors import EnvironmentFault, NoTasksError, UsageError
+from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError
 from ..evaluation.evaluation import tasks_of
 from ..interfaces.algorithm import Algorithm, GroupStats
+from ..models.hf import check_available
 from ..models.load import as_device
 from ..registry.binding import check_args
 from ..registry.lookup import current
@@ -19,6 +20,7 @@ from .resolve import (
     chosen,
     curriculum_kind,
     engine_kind,
+    is_model_source,
     resolve_algorithm,
     resolve_environment_table,
     shares,
@@ -32,7 +34,7 @@ COMPARED = 100
 
 
 def check_recipe(recipe: Recipe) -> None:
-    """Check names, arguments, service slots and tasks without loading a model.
+    """Check names, arguments, service slots, tasks, and that the model can be had, without loading it.
 
     Raises:
         UsageError: the recipe does not fit the installed components.
@@ -57,14 +59,26 @@ def check_recipe(recipe: Recipe) -> None:
     slots = {slot for spec in (*specs, *evaluated) for slot in spec.slots} | algorithm.slots
     for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(OWN_SLOTS)):
         check_args(component, args, who=f"[services.{slot}]")
-    for spec in (*specs, *evaluated):
-        check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-        if spec.slots:
-            continue  # tasks that need services are checked when the services run
-        if spec in specs:
-            check_tasks(spec, algorithm)
-        else:
-            check_evaluation(recipe, spec)
+    faults: list[QuintainError] = []
+    for spec in (None, *specs, *evaluated):  # the model, then the data; all that is missing is told at once
+        try:
+            if spec is None:
+                if not is_model_source(recipe.model.name):
+                    check_available(recipe.model.name)
+                continue
+            check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
+            if spec.own_slots:
+                continue  # tasks that need services are checked when the services run
+            if spec in specs:
+                check_tasks(spec, algorithm)
+            else:
+                check_evaluation(recipe, spec)
+        except (UsageError, NoTasksError) as e:
+            faults.append(e)
+    if len(faults) == 1:
+        raise faults[0]
+    if faults:
+        raise UsageError("\n".join(dict.fromkeys(map(str, faults))))
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:

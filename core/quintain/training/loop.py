@@ -33,6 +33,7 @@ async def train(run: Run) -> dict[str, Any]:
         finished = run.finished()
         while not finished:
             finished = await train_step(run)
+        run.screen.note(f"training ends after step {run.state.step}: {run.stop_reason()}")
         run.save()
         summary = run.summary(after=await run.final_evaluation("after"))
         run.folder.write_summary(summary)

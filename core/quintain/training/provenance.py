@@ -35,6 +35,23 @@ def provenance(recipe: Recipe, module: Any) -> dict[str, Any]:
     }
 
 
+def header(recipe: Recipe, module: Any) -> str:
+    """One line: parameters, device, precision, samples a step, and the memory that weights and optimizer take."""
+    import torch
+
+    device = next(module.parameters()).device
+    gpu = device.type == "cuda"
+    where = torch.cuda.get_device_name(device) if gpu else f"CPU ({torch.get_num_threads()} threads)"
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    parameters = sum(p.numel() for p in module.parameters())
+    size = (4 * parameters + 12 * trained) / 1e9  # float32 weights; gradients and the two moments of AdamW
+    slow = "" if gpu or parameters < 1e8 else "; torch sees no GPU, and on a CPU a step takes many minutes"
+    precision = f"engine {recipe.model.dtype}, learner {recipe.learner.precision}"
+    samples = f"{recipe.batch.prompts} x {recipe.batch.group_size} samples a step"
+    memory = f"{size:.2g} GB of weights and optimizer"
+    return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"
+
+
 def commit() -> str:
     """The git commit of the working directory, with ``-dirty`` if tracked files differ; empty without one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -49,8 +49,12 @@ class EnvironmentSpec:
             self.reward or getattr(self.component, "reward", None),
             self.shaping or self.component.shaping,
         )
-        own = {need.slot for need in signature_of(self.component).needs if need.parameter not in self.args}
-        return own | {slot for r in rewards if r is not None for slot in r.needs}
+        return self.own_slots | {slot for r in rewards if r is not None for slot in r.needs}
+
+    @property
+    def own_slots(self) -> set[str]:
+        """The service slots of its fields, without which it has no tasks."""
+        return {need.slot for need in signature_of(self.component).needs if need.parameter not in self.args}
 
     def make(self, services: Mapping[str, Any]) -> Environment[Any, Any]:
         """The environment, with *services* by slot.

@@ -124,7 +124,7 @@ class Run:
 
     def begin(self) -> None:
         """Announce the run to the screen and the hooks."""
-        self.screen.start(self.recipe.run.steps, self.state.step)
+        self.screen.start(self.recipe.run.steps, self.state.step, self.recipe.evaluation.split)
         plain = self.recipe.model_dump(mode="json")
         path = str(self.folder.path.absolute())
         self.hooks.emit(RunStart(run=self.folder.name, folder=path, step=self.state.step, recipe=plain))
@@ -132,16 +132,19 @@ class Run:
     # ---------------------------------------------------------------- when to stop, evaluate and save
     def finished(self) -> bool:
         """Whether the run has reached ``run.steps`` or a limit of ``[stop]``."""
+        return bool(self.stop_reason())
+
+    def stop_reason(self) -> str:
+        """The key that ended the run, with its value; empty before the end."""
         limit, state = self.recipe.stop, self.state
         if self.accurate():
-            return True
-        if limit.minutes is not None and sum(state.seconds.values()) >= 60 * limit.minutes:
-            return True
+            return f"held-out accuracy {state.accuracy:.1%} reached stop.accuracy"
         trained = sum(state.seconds.get(phase, 0.0) for phase in TRAINING)
-        used = ((limit.samples, state.samples), (limit.tokens, state.tokens), (limit.seconds, trained))
-        if any(most is not None and amount >= most for most, amount in used):
-            return True
-        return state.step >= self.recipe.run.steps
+        used = {"samples": state.samples, "tokens": state.tokens, "seconds": trained}
+        for key, amount in {"minutes": sum(state.seconds.values()) / 60, **used}.items():
+            if (most := getattr(limit, key)) is not None and amount >= most:
+                return f"stop.{key} = {most:g}"
+        return f"run.steps = {self.recipe.run.steps}" if state.step >= self.recipe.run.steps else ""
 
     def accurate(self) -> bool:
         """Whether the last held-out accuracy reached ``stop.accuracy``."""
@@ -171,7 +174,7 @@ class Run:
             self.screen.note(
                 f"{when} training: {metrics['accuracy']:.1%} of held-out tasks right ({table.split} split)"
             )
-        return metrics
+        return {**metrics, "split": table.split}
 
     async def evaluate(self, split: str, tasks: int | None, *, own: bool = False) -> dict[str, Any]:
         """Held-out metrics of the current policy; *own*: an environment's own split and number of tasks win."""
@@ -371,6 +374,7 @@ class Run:
             "steps": state.step,
             "samples": state.samples,
             "tokens": state.tokens,
+            "stopped": self.stop_reason(),
             "held_out": {"before": state.before, "after": dict(after)},
             "failures": state.failures,
             "seconds": {**state.seconds, "total": sum(state.seconds.values())},

@@ -30,7 +30,7 @@ class Screen(AbstractContextManager["Screen"]):
     def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
         self._out = out or sys.stderr
         self._quiet = quiet
-        self._steps = 0
+        self._steps, self._split = 0, "held-out"
         self._began = time.monotonic()
         self._done_before = 0
         Screen.phase(self, "")
@@ -47,9 +47,9 @@ class Screen(AbstractContextManager["Screen"]):
         """Print a warning, also if quiet."""
         self._print(f"warning: {text}")
 
-    def start(self, steps: int, done: int = 0) -> None:
-        """Training begins at step *done* of *steps*."""
-        self._steps, self._done_before, self._began = steps, done, time.monotonic()
+    def start(self, steps: int, done: int = 0, split: str = "held-out") -> None:
+        """Training begins at step *done* of *steps*; held-out accuracy is that of *split*."""
+        self._steps, self._done_before, self._began, self._split = steps, done, time.monotonic(), split
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Start the phase *name*, with *total* items."""
@@ -66,7 +66,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Print the metrics of a step."""
-        self.note(f"step {step}/{self._steps}  {line(metrics)}  left {clock(self._left(step))}")
+        self.note(f"step {step}/{self._steps}  {line(metrics, self._split)}  left {clock(self._left(step))}")
 
     def answers(self, split: str, step: int, rollouts: Iterable[AnyRollout]) -> None:
         """Print one right and one wrong answer of an evaluation; which ones changes with *step*."""
@@ -127,8 +127,8 @@ class LiveScreen(Screen):
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
-    def start(self, steps: int, done: int = 0) -> None:
-        super().start(steps, done)
+    def start(self, steps: int, done: int = 0, split: str = "held-out") -> None:
+        super().start(steps, done, split)
         self._training = self._progress.add_task("training", total=steps, completed=done)
 
     def phase(self, name: str, total: int | None = None) -> None:
@@ -156,17 +156,18 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
 
 
 SHOWN = (
-    ("reward.mean", "reward {:.3f}"),
-    ("held_out.accuracy", "held-out {:.1%}"),
-    ("length.mean", "length {:.1f}"),
-    ("entropy", "entropy {:.3f}"),
+    ("reward.success", "right {:.0%}"),
+    ("reward.mean", "reward {:.2f}"),
+    ("held_out.accuracy", "{split} {:.1%}"),
+    ("length.mean", "length {:.0f}"),
+    ("entropy", "entropy {:.2f}"),
     ("tokens_per_second", "{:,.0f} tokens/s"),
 )
 
 
-def line(metrics: Mapping[str, Any]) -> str:
-    """The main metrics on one line."""
-    return "  ".join(form.format(metrics[key]) for key, form in SHOWN if metrics.get(key) is not None)
+def line(metrics: Mapping[str, Any], split: str = "held-out") -> str:
+    """The main metrics on one line; held-out accuracy is that of *split*."""
+    return "  ".join(form.format(metrics[key], split=split) for key, form in SHOWN if metrics.get(key) is not None)
 
 
 def answer(rollout: AnyRollout) -> str:

@@ -35,6 +35,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("held-out accuracy before", accuracy(summary["held_out"]["before"])),
         ("held-out accuracy after", accuracy(summary["held_out"]["after"])),
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
+        *([("stopped by", summary["stopped"])] if summary.get("stopped") else []),
         ("time", f"{clock(total)} ({phases})"),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
         *([("alerts", alerted)] if alerted else []),
@@ -90,7 +91,8 @@ def accuracy(measured: Mapping[str, Any]) -> str:
     low, high = measured.get("low"), measured.get("high")
     if low is None or high is None:
         return text
-    return f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks)"
+    of = f" of {measured['split']}" if "split" in measured else ""
+    return f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks{of})"
 
 
 def alerts(records: Sequence[Mapping[str, Any]]) -> str:

@@ -22,8 +22,7 @@ from torch import Tensor
 from ...errors import InfrastructureError, LimitReached, UsageError
 from ...interfaces.engine import TokenEngine, Weights
 from ...interfaces.tokenizer import ChatTokenizer
-from ...models.layers import cache_shape
-from ...models.load import context_of, load_model
+from ...models.load import OUT_OF_MEMORY, cache_bytes, context_of, load_model
 from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
@@ -71,6 +70,7 @@ class EmbeddedEngine(TokenEngine):
         device: str = "auto",
         reproducible: bool = True,
         patience: float = 120.0,
+        template: Mapping[str, Any] | None = None,
     ) -> None:
         """Load *model* (a folder or a hub name).
 
@@ -82,12 +82,14 @@ class EmbeddedEngine(TokenEngine):
             reproducible: step only when every episode announced by `register` waits here.
             patience: seconds, more than 0, after which a reproducible engine steps without absent episodes, with a
                 warning: an episode may itself depend on one that waits here.
+            template: arguments of the chat template, such as ``{enable_thinking = false}``.
 
         Raises:
             UsageError: the model cannot be loaded, or a setting is out of range.
         """
         self._configure(slots, context, reproducible, patience)
         loaded = load_model(model, dtype=dtype, device=device)
+        loaded.tokenizer.use_template(template or {})
         self._open(loaded.module, loaded.tokenizer, Snapshot(loaded.module))
 
     def _configure(self, slots: int, context: int | None, reproducible: bool, patience: float) -> None:
@@ -147,15 +149,16 @@ class EmbeddedEngine(TokenEngine):
         return engine
 
     @staticmethod
-    def slots_for(module: Any, *, samples: int, tokens: int) -> int:
-        """Slots for a batch of *samples* of up to *tokens* each: the whole batch if its keys and values fit.
+    def slots_for(module: Any, *, samples: int, tokens: int, dtype: str = "float32") -> int:
+        """Slots for a batch of *samples* of up to *tokens* each: all if their keys and values in *dtype* fit.
 
-        The number depends on the arguments alone, not on free memory: the last digits depend on what is decoded
-        together, and must be the same on the next run.
+        On a GPU half of the free memory is for them. On a CPU the number depends on the arguments alone, since the last
+        digits depend on what is decoded together.
         """
-        numbers_per_token = 2 * math.prod(cache_shape(module.config))
-        row_bytes = 4 * numbers_per_token * min(tokens, context_of(module))
-        return max(SLOTS, min(samples, MOST_SLOTS, CACHE_BYTES // row_bytes))
+        device, row_bytes = next(module.parameters()).device, cache_bytes(module, tokens, dtype)
+        gpu = device.type == "cuda"
+        room = torch.cuda.mem_get_info(device)[0] // 2 if gpu else CACHE_BYTES
+        return max(8 if gpu else SLOTS, min(samples, MOST_SLOTS, room // row_bytes))
 
     @property
     def shares(self) -> bool:
@@ -317,13 +320,9 @@ class EmbeddedEngine(TokenEngine):
             self.stalls += 1
             self._overslept = True
             absent = self._live - len(self._slots.live) - len(self._queue) - len(self._scores)
-            _log.warning(
-                "%d of %d live episodes have not come back for %g s; stepping without them "
-                "(this run will not repeat bit for bit)",
-                absent,
-                self._live,
-                self._patience,
-            )
+            message = "%d of %d live episodes have not come back for %g s; stepping without them "
+            message += "(this run will not repeat bit for bit)"
+            _log.warning(message, absent, self._live, self._patience)
 
     async def _round(self) -> None:
         """Accept requests, then decode until one of them ends."""
@@ -465,7 +464,8 @@ class EmbeddedEngine(TokenEngine):
         self._clear()
         failure = error
         if not isinstance(error, InfrastructureError):
-            failure = InfrastructureError(f"the embedded engine failed: {type(error).__name__}: {error}")
+            kind = OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError) else type(error).__name__
+            failure = InfrastructureError(f"the embedded engine failed: {kind}: {error}")
             failure.__cause__ = error
         for future in futures:
             if not future.done():

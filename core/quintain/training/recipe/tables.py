@@ -121,13 +121,15 @@ class ModelTable(_Table):
     """``[model]``. *name* is a Hugging Face id, a folder, or a model source: ``"default"`` trains a small model itself.
 
     *dtype* is the precision of the engine; the learner's master weights are always float32. *tool_format* is how tool
-    calls are written, ``"auto"`` as in the chat template.
+    calls are written, ``"auto"`` as in the chat template. *template* has arguments of the chat template, such as
+    ``{ enable_thinking = false }``.
     """
 
     name: Name = "default"
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: Name = "auto"
     tool_format: Name = "auto"
+    template: Args = {}
     lora: LoraTable | None = None
     start: StartTable = StartTable()
 

@@ -16,6 +16,16 @@ from .splits import problems
 OPERATIONS = "+-*"
 REQUEST = f"End with {MARK} and the result."
 
+WORDINGS = ("{a}{sign}{b}=?", "{a}{sign}{b}", "{a} {sign} {b}", "{a} {sign} {b} = ?", "What is {a} {name} {b}?")
+WORDINGS += ("What is {a}{sign}{b}?", "What is {a} {sign} {b}?", "How much is {a} {name} {b}?", "{a} {name} {b}")
+WORDINGS += ("Compute {a} {sign} {b}.", "Calculate {a}{sign}{b}.", "What does {a} {name} {b} make?")
+OWN_WORDINGS = {
+    "+": ("Add {a} and {b}.", "What is the sum of {a} and {b}?"),
+    "-": ("Subtract {b} from {a}.", "What is the difference of {a} and {b}?"),
+    "*": ("Multiply {a} by {b}.", "What is the product of {a} and {b}?"),
+}
+NAMES = {"+": "plus", "-": "minus", "*": "times"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Problem(Task):
@@ -55,6 +65,8 @@ class Arithmetic(Environment[Problem, None]):
         levels: numbers of digits of the operands; each task draws one.
         slips: share of carries (and of borrowed tens) that are missing in the demonstrations. A model trained on them
             adds columns correctly but omits carries; only the reward teaches it the carries.
+        reworded: share of the tasks in one of fourteen other wordings, half of them without the request for ``####``;
+            above 0 each operand draws its own level.
         size: tasks in ``dev`` and in ``test`` (fewer where levels have fewer distinct problems); ``train`` is endless.
         seed: of the problems drawn. Which split a problem belongs to does not depend on it.
     """
@@ -64,6 +76,7 @@ class Arithmetic(Environment[Problem, None]):
     operations: str = "+"
     levels: tuple[int, ...] = (3,)
     slips: float = 0.55
+    reworded: float = 0.0
     size: int = 200
     seed: int = 0
 
@@ -74,15 +87,18 @@ class Arithmetic(Environment[Problem, None]):
             raise UsageError(f"arithmetic: levels is {self.levels!r}; expected numbers of digits, 1 to 100")
         if not 0 <= self.slips <= 1:
             raise UsageError(f"arithmetic: slips is {self.slips}; expected a share, 0 to 1")
+        if not 0 <= self.reworded <= 1:
+            raise UsageError(f"arithmetic: reworded is {self.reworded}; expected a share, 0 to 1")
         if self.size < 1:
             raise UsageError(f"arithmetic: size is {self.size}; expected at least 1")
 
     def tasks(self, split: str) -> Iterable[Problem]:
+        rng = Random(f"{self.seed}/{split}/wordings")
         for a, operation, b in problems(self._draw, _same, split=split, size=self.size, seed=self.seed):
             yield Problem(
-                prompt=f"{a}{operation}{b}=?\n{REQUEST}",
+                prompt=self._worded(rng, a, operation, b),
                 answer=str(_result(a, operation, b)),
-                level=len(str(a)),
+                level=max(len(str(a)), len(str(b))),
                 a=a,
                 b=b,
                 operation=operation,
@@ -90,8 +106,15 @@ class Arithmetic(Environment[Problem, None]):
 
     def _draw(self, rng: Random) -> tuple[int, str, int]:
         operation, level = rng.choice(self.operations), rng.choice(self.levels)
-        a, b = _number(rng, level), _number(rng, 1 if operation == "*" else level)
+        other = rng.choice(self.levels) if self.reworded else level
+        a, b = _number(rng, level), _number(rng, 1 if operation == "*" else other)
         return (max(a, b), operation, min(a, b)) if operation == "-" else (a, operation, b)
+
+    def _worded(self, rng: Random, a: int, operation: str, b: int) -> str:
+        if rng.random() >= self.reworded:
+            return f"{a}{operation}{b}=?\n{REQUEST}"
+        wording = rng.choice((*WORDINGS, *OWN_WORDINGS[operation]))
+        return wording.format(a=a, b=b, sign=operation, name=NAMES[operation]) + rng.choice(("", f"\n{REQUEST}"))
 
     def demonstrations(self, split: str) -> Iterable[Demonstration]:
         rng = Random(f"{self.seed}/{split}/slips")
@@ -147,11 +170,12 @@ def worked(task: Problem, forgets: Callable[[], bool] = lambda: False) -> str:
     """
     xs, ys = str(task.a)[::-1], str(task.b)[::-1]
     lines, digits, carry = [], "", 0
-    for i, digit in enumerate(xs):
-        y = int(ys[0]) if task.operation == "*" else int(ys[i]) if i < len(ys) else 0
-        line, value, carry = _column(int(digit), task.operation, y, 0 if carry and forgets() else carry)
+    columns = max(len(xs), len(ys))
+    for i in range(columns):
+        x, y = int(xs[i : i + 1] or 0), int(ys[0] if task.operation == "*" else ys[i : i + 1] or 0)
+        line, value, carry = _column(x, task.operation, y, 0 if carry and forgets() else carry)
         lines.append(line)
-        digits = str(value % 10 if i < len(xs) - 1 else value) + digits
+        digits = str(value % 10 if i < columns - 1 else value) + digits
     return "\n".join([*lines, f"{MARK} {int(digits)}"])
 
 

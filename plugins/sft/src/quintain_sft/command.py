@@ -98,7 +98,7 @@ NOTES = 20
     "overrides",
     multiple=True,
     metavar="A.B=VALUE",
-    help="Key of a recipe's [learner], model.lora or model.device, such as learner.precision=bf16 (repeatable).",
+    help="Key of a recipe's [learner], model.lora, model.template or model.device (repeatable).",
 )
 @click.option("--folder", default="runs", show_default=True, help="Folder of the run folders.")
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
@@ -250,6 +250,7 @@ def _base_model(recipe: Recipe, screen: Screen) -> LoadedModel:
     seed_everything(recipe.run.seed)
     model = model_source(recipe).load_base(ModelRequest.of(recipe, screen, specs=()))
     model.tokenizer.use_tool_format(recipe.model.tool_format)
+    model.tokenizer.use_template(recipe.model.template)
     return model
 
 

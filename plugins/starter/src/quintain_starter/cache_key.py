@@ -30,7 +30,13 @@ _NOT_HASHED = {"quintain", *sys.stdlib_module_names}
 
 
 def cache_key(
-    environments: Sequence[Environment[Any, Any]], services: Any, *, examples: int, tasks: int, **depends_on: Any
+    environments: Sequence[Environment[Any, Any]],
+    services: Any,
+    *,
+    examples: int,
+    tasks: int,
+    code: bool = True,
+    **depends_on: Any,
 ) -> str:
     """Return 16 hexadecimal digits for everything that a model trained on *environments* depends on.
 
@@ -38,6 +44,7 @@ def cache_key(
         services: the service chosen for each slot, with its arguments.
         examples: number of demonstrations of each environment that can train.
         tasks: number of tasks of ``dev`` that measure accuracy.
+        code: whether source files enter, too.
         depends_on: further settings.
     """
     digest = hashlib.sha256()
@@ -57,7 +64,7 @@ def cache_key(
                 digest.update(json.dumps(_plain(task, defining)).encode())
         for task in tasks_of(environment, "dev", tasks):
             digest.update(json.dumps(_plain(task, defining)).encode())
-    for line in sorted(set(_code_of(defining))):
+    for line in sorted(set(_code_of(defining))) if code else ():
         digest.update(line.encode())
     return digest.hexdigest()[:16]
 

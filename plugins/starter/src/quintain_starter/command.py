@@ -17,7 +17,9 @@ from quintain.cli import Count, sigterm_as_ctrl_c
 @click.option(
     "--start-arg", "start_args", multiple=True, metavar="KEY=VALUE", help="Setting of the warm start (repeatable)."
 )
-@click.option("--again", is_flag=True, help="Train also if the model is in the cache, and replace it.")
+@click.option(
+    "--fresh", "--again", "again", is_flag=True, help="Train also if the model is there already; cache the new one."
+)
 @click.option("--quiet", "-q", is_flag=True, help="Show warnings only.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 def start(
@@ -41,7 +43,9 @@ def start(
     from .source import DefaultModel
 
     chosen = [f"environments.0.args.{pair}" for pair in args] + [f"model.start.args.{pair}" for pair in start_args]
-    sets = [f"environments=[{{use={json.dumps(environment)}}}]", f"run.seed={seed}", *chosen]
+    own = Recipe.parse(bundled("quickstart")).environments[0]  # with its arguments
+    other = [] if environment in (own.use, own.label) else [f"environments=[{{use={json.dumps(environment)}}}]"]
+    sets = [*other, f"run.seed={seed}", *chosen]
     recipe = Recipe.parse(bundled("quickstart"), sets, source="quickstart.toml")  # what `quintain train` begins with
     source = model_source(recipe)
     assert isinstance(source, DefaultModel), source

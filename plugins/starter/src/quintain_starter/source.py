@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from quintain.errors import StorageError, UsageError
 from quintain.models import HFTokenizer, LoadedModel, as_device, fuse_storage
 from quintain.training import (
@@ -39,6 +41,10 @@ from .warm_start import HALVINGS, WINDOW, AnyEnvironment, Check, WarmStart, warm
 
 FORMAT = 3
 """Counts up when a model that older code trained must not be taken from the cache."""
+
+SHIPPED = Path(__file__).parent / "models"
+"""Models that come with the package, named like those of the cache but by data and settings alone: what
+``OMP_NUM_THREADS=1 quintain start arithmetic --fresh`` writes, to the bit on the processor in its `quintain.json`."""
 
 POLL_SECONDS = 0.5
 """Pause between two tries to get a lock that another process holds."""
@@ -76,7 +82,7 @@ class DefaultModel(WarmStart, ModelSource):
         return untrained(request.seed, device=request.device, **(self.model or {}))
 
     def train_once(self, request: ModelRequest, *, again: bool = False) -> Path:
-        """Return the folder of the trained model: from the cache (unless *again*), or trained now and cached.
+        """Return the folder of the trained model: from the cache or the package (unless *again*), or trained now.
 
         A process that is stopped or killed meanwhile leaves nothing behind; the next one begins again. One that finds
         another at work waits for it.
@@ -92,6 +98,11 @@ class DefaultModel(WarmStart, ModelSource):
             name = request.specs[0].name
             plain_name = re.sub(r"[^\w.-]", "-", re.split(r"[/:]", name)[-1])  # the last word of module:Class
             folder = cache_folder() / "models" / f"{plain_name[:50]}-{self._hash(environments, request)}"
+            if not again and not _is_complete(folder):
+                shipped = SHIPPED / f"{plain_name}-{self._hash(environments, request, code=False)}"
+                if _is_complete(shipped):
+                    request.screen.note(f"the default model for {name} comes with quintain-starter")
+                    return shipped
             if again or not _is_complete(folder):
                 async with _locked(folder, request.screen):
                     if again or not _is_complete(folder):  # now, too: another process may have trained it meanwhile
@@ -126,7 +137,9 @@ class DefaultModel(WarmStart, ModelSource):
         )
         with _caching(), storing(folder):
             shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one
-            save_model(folder, learner, model.tokenizer, {"warm_start": asdict(report)})
+            place = {"torch": torch.__version__, "threads": torch.get_num_threads()}
+            place["processor"] = torch.backends.cpu.get_cpu_capability()
+            save_model(folder, learner, model.tokenizer, {"warm_start": asdict(report), "trained_on": place})
         if not report.reached:
             screen.warn(
                 f"the warm start ended at {report.accuracy:.1%} on dev after {report.steps} updates, outside its target"
@@ -141,8 +154,8 @@ class DefaultModel(WarmStart, ModelSource):
             return f"{line}  above the target: restores the previous check and halves the learning rate"
         return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
 
-    def _hash(self, environments: Sequence[AnyEnvironment], request: ModelRequest) -> str:
-        """A hash of all that the trained model depends on."""
+    def _hash(self, environments: Sequence[AnyEnvironment], request: ModelRequest, *, code: bool = True) -> str:
+        """A hash of all that the trained model depends on; without *code*, of its data and settings alone."""
         updates = self.max_steps + (HALVINGS + 1) * self.check_every  # those taken back consume examples, too
         slots = {slot for spec in request.specs for slot in spec.slots}
         return cache_key(
@@ -150,6 +163,7 @@ class DefaultModel(WarmStart, ModelSource):
             {slot: request.services.get(slot) for slot in slots},
             examples=(updates * self.batch + WINDOW) // len(environments) + 1,
             tasks=self.tasks,
+            code=code,
             format=FORMAT,
             seed=request.seed,
             settings=asdict(self),
