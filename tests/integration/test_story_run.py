@@ -88,6 +88,32 @@ def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(report["reward"], abs=1e-3)
 
 
+def test_self_certainty_trains_the_policy_of_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The scorer follows the updates; the printed command gives the numbers of the run's model."""
+    monkeypatch.chdir(tmp_path)
+    model = save_tiny(tmp_path / "model", context=1024)
+    recipe = recipe_of(
+        *brief(model, tokens=6),
+        "batch.group_size=4",
+        'environments=[{use="quintain-env-story/story", system="", reward="self_certainty"}]',
+        'services.scorer={use="quintain-likelihood/current-policy"}',
+        "learner.lr=0.05",
+        "evaluation={every=0, tasks=2, test={tasks=3}}",
+        "checkpoint.every=1",
+    )
+    with RunFolder.create(tmp_path / "runs" / "story-1", recipe.to_toml()) as run:
+        summary = run_training(recipe, run, Screen(quiet=True))
+        words = evaluation_of(run)
+    before, after = (summary["held_out"][name]["reward"] for name in ("before", "after"))
+    assert 0 < before != pytest.approx(after, rel=0.01)
+    assert all(record["failed"] == 0 for record in metrics_of(tmp_path / "runs" / "story-1")[1:])
+    capsys.readouterr()
+    assert main([*words, "--samples", "1", "--temperature", "0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(after, abs=1e-5)
+
+
 @pytest.mark.slow
 def test_the_default_model_learns_to_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`quintain train story`: the share of held-out plans that help the frozen first policy rises by 40 points."""

@@ -205,10 +205,10 @@ def test_j5_forms_read_what_they_ask_for_and_nothing_else() -> None:
     assert Scale(0, 10).read('```json\n{"reason": "r", "score": 5}\n```') == (0.5, "r")
     assert Choice(("A", "B")).read('{"verdict": "B"}') == ("B", "")
     assert Ranking(("1", "2")).read('{"reason": "", "ranking": ["2", "1"]}')[0] == ("2", "1")
-    for ranking in (["1"], ["1", "1"], ["1", "2", "2"], ["1", "3"], "12", [1, 2]):
-        if ranking != [1, 2]:
-            with pytest.raises(UnreadableVerdict):
-                Ranking(("1", "2")).read(json.dumps({"ranking": ranking}))
+    assert Ranking(("1", "2")).read('{"reason": "", "ranking": [2, 1]}')[0] == ("2", "1")
+    for ranking in (["1"], ["1", "1"], ["1", "2", "2"], ["1", "3"], "12", [1.0, 2.0], [True, "2"], [["1"], "2"]):
+        with pytest.raises(UnreadableVerdict):
+            Ranking(("1", "2")).read(json.dumps({"ranking": ranking}))
 
 
 def test_j6_a_judge_of_positions_decides_nothing() -> None:
@@ -244,7 +244,8 @@ def test_j6_a_fair_judge_decides_alike_in_both_orders() -> None:
         properties = body["response_format"]["json_schema"]["schema"]["properties"]
         if "ranking" in properties:
             labels = properties["ranking"]["items"]["enum"]
-            return scored(sorted(labels, key=lambda n: "1932" not in texts[f"reply {n}"]), "ranking")
+            ranking = sorted(labels, key=lambda n: "1932" not in texts[f"reply {n}"])
+            return scored([int(label) for label in ranking], "ranking")
         return scored("A" if "1932" in texts["A"] else "B", "verdict")
 
     async def use(judge: JudgeService) -> list[float]:

@@ -153,7 +153,7 @@ class Ranking(Form):
             raise UnreadableVerdict(
                 f"the judge's ranking is {_start(raw)}; expected each of {', '.join(self.labels)} once"
             )
-        return tuple(raw)
+        return tuple(map(str, raw))  # labels are numbers, and so judges may write them
 
 
 @dataclass(frozen=True)

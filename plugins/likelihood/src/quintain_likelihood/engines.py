@@ -89,6 +89,11 @@ class LikelihoodService(EngineLikelihood):
             )
         super().__init__(engine, temperature)
 
+    @staticmethod
+    def in_evaluation(slot: str, args: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
+        """In `quintain eval` the policy of now is the model of *run*; see `FrozenPolicy.in_evaluation`."""
+        return "quintain-likelihood/frozen-model", {"model": run, **args}
+
 
 class ModuleLikelihood(EngineLikelihood):
     """A scorer that holds the module of its model, whose whole next-token distribution can be read."""
@@ -127,6 +132,11 @@ class CurrentPolicy(ModuleLikelihood):
     ) -> None:
         super().__init__(policy, temperature)
         self._learner = learner
+
+    @staticmethod
+    def in_evaluation(slot: str, args: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
+        """In `quintain eval` the policy of now is the model of *run*; see `FrozenPolicy.in_evaluation`."""
+        return "quintain-likelihood/frozen-model", {"model": run, **args}
 
     async def certainty(self, pairs: Sequence[Pair]) -> list[tuple[float, ...]]:
         if self._learner is None:
