@@ -150,9 +150,9 @@ def _reference(name: str, target: str) -> str:
     for node in ast.parse(file.read_text(encoding="utf-8")).body if file.exists() else ():
         if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
             continue
-        if [name] == [t.id for t in node.targets if isinstance(t, ast.Name)]:
-            texts = [a.value for a in node.value.args if isinstance(a, ast.Constant) and " " in str(a.value)]
-            return f"## {name}\n\n{cleandoc(str(texts[0])) if texts else ''}"
+        texts = [a.value for a in node.value.args if isinstance(a, ast.Constant) and " " in str(a.value)]
+        if texts and [name] == [t.id for t in node.targets if isinstance(t, ast.Name)]:
+            return f"## {name}\n\n{cleandoc(str(texts[0]))}"
     return f"::: {target}"
 
 
