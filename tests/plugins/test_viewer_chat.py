@@ -164,9 +164,10 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert HELP in capsys.readouterr().out
 
 
-def test_texts_are_single_prompts_unless_raw(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the form each text is a conversation of its own; /raw sends texts as they are, in one conversation."""
-    chat, _ = chat_of("")
+@pytest.mark.parametrize("form", [FORM, PromptForm()])
+def test_texts_are_single_prompts_unless_raw(form: PromptForm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an environment of one turn each text is a conversation of its own; /raw sends texts as they are, in one."""
+    chat, _ = chat_of("", form=form)
     seen: list[list[str]] = []
 
     async def answer(text: str) -> None:
@@ -178,7 +179,7 @@ def test_texts_are_single_prompts_unless_raw(monkeypatch: pytest.MonkeyPatch) ->
         for line in ("1+1", "2+2", "/raw", "3+3", "/new", "4+4", "5+5"):
             chat.take(runner, line)
 
-    assert [[FORM.fill("1+1")], [FORM.fill("2+2")], [FORM.fill("2+2"), "3+3"], ["4+4"], ["4+4", "5+5"]] == seen
+    assert [[form.fill("1+1")], [form.fill("2+2")], [form.fill("2+2"), "3+3"], ["4+4"], ["4+4", "5+5"]] == seen
 
 
 def test_no_environment_means_no_tasks() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from quintain import Message, Sampling, TokenEngine
+from quintain import Environment, Message, Sampling, TokenEngine
 from quintain.cli import Count, current
 from quintain.errors import QuintainError, UsageError
 
@@ -41,12 +41,12 @@ def chat(
 ) -> None:
     """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
 
-    What you type gets the beginning and end that all prompts of the run's environment have, and starts a conversation
-    of its own, as in training; --raw leaves the text as it is and continues one conversation. /task plays a held-out
-    task and shows its score, /help lists the commands.
+    If all prompts of the run's environment begin or end with the same text, what you type gets it; if it has one turn,
+    each text is a conversation of its own, as in training. With --raw texts stay as they are, in one conversation.
+    /task plays a held-out task and shows its score, /help lists the commands.
 
     \b
-    quintain chat arithmetic-1 --once "583+671"
+    quintain chat arithmetic-1 --once "What is 58 plus 67?"
     quintain chat arithmetic-1 --once /task
     """
     from quintain.training import model_named
@@ -59,7 +59,8 @@ def chat(
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
         system=own_system if system is None else system,
         played=played,
-        form=PromptForm() if raw else played.form() if played else PromptForm(),
+        form=played.form() if played else PromptForm(),
+        raw=raw,
     )
     with asyncio.Runner() as runner:  # Ctrl-C cancels the answer, and ends the command
         if once is not None:
@@ -142,9 +143,13 @@ class Chat:
 
     def welcome(self) -> str:
         """How texts are sent."""
-        if self.form == PromptForm():
-            return "Your text is sent as it is."
-        return f"Your text is sent as {self.form.fill('YOUR TEXT')!r}, each in a new conversation, as in training."
+        form = "as it is" if self.raw or self.form == PromptForm() else f"as {self.form.fill('YOUR TEXT')!r}"
+        return f"Your text is sent {form}, {'each in a new' if self.single else 'in one'} conversation."
+
+    @property
+    def single(self) -> bool:
+        """Whether each text is a conversation of its own, as in an environment of one turn."""
+        return not self.raw and self.played is not None and self.played.spec.component.rollout is Environment.rollout
 
     def start(self) -> None:
         """Start a new conversation."""
@@ -167,16 +172,15 @@ class Chat:
             self.start()
         elif word == "/raw":
             self.raw = not self.raw
-            click.echo("texts are sent as they are" if self.raw else self.welcome(), err=True)
+            click.echo(self.welcome(), err=True)
         elif word == "/task":
             runner.run(self.task(rest.strip()))
         elif line.startswith("/") and word.isascii() and word[1:].isalpha():
             raise UsageError(f"unknown command {word!r}; /help lists the commands, /raw does not change this")
-        elif self.raw or self.form == PromptForm():
-            runner.run(self.answer(line))
         else:
-            self.start()
-            runner.run(self.answer(self.form.fill(line)))
+            if self.single:
+                self.start()
+            runner.run(self.answer(line if self.raw else self.form.fill(line)))
 
     async def answer(self, text: str) -> None:
         """Sample the answer to *text* and print it as it comes."""
