@@ -14,7 +14,7 @@ import pytest
 @pytest.mark.ci
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_quickstart_ends_with_a_better_model(tmp_path: Path, seed: int) -> None:
-    """With a cold cache: below 40 % before, at least 95 % after, on tasks that neither training nor stopping saw."""
+    """With a cold cache: below 60 % before, at least 95 % after, on tasks that neither training nor stopping saw."""
     environ = {**os.environ, "QUINTAIN_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "2"}
     words = [sys.executable, "-m", "quintain", "train", "--seed", str(seed), "--name", "run"]
     ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600)
@@ -22,7 +22,7 @@ def test_the_quickstart_ends_with_a_better_model(tmp_path: Path, seed: int) -> N
     summary = json.loads((tmp_path / "runs" / "run" / "summary.json").read_text())
     before, after = (summary["held_out"][when] for when in ("before", "after"))
 
-    assert before["accuracy"] < 0.40
+    assert before["accuracy"] < 0.60
     assert after["accuracy"] >= 0.95
     assert before["high"] < after["low"]
     assert {"total", "model", "rollouts", "update"} <= set(summary["seconds"])
