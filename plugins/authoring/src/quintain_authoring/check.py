@@ -113,6 +113,8 @@ def kind_of(value: Any, name: str) -> str:
     for kind, types in (("reward", Reward), ("algorithm", Algorithm), ("hooks", ModuleType)):
         if isinstance(value, types):
             return kind
+    if any(name.startswith("quintain_on_") for name in dir(value)):  # a tracker
+        return "hooks"
     raise UsageError(f"{name!r} is a {type(value).__name__}; expected an environment, a reward, an algorithm or hooks")
 
 

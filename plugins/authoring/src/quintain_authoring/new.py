@@ -89,11 +89,11 @@ KINDS = {
         prefix="quintain-",
         component="hooks",
         group="quintain.plugins",
-        target="{{package}}.{{module}}",
+        target="{{package}}.{{module}}:tracker",
         exports="",
         summary="Writes the metrics of each step to a file of the run folder.",
-        requires="quintain>=0.1",
-        next=("quintain check {{name}}", "quintain list hooks"),
+        requires="quintain-trackers>=0.1",
+        next=("quintain check {{name}}", "quintain train --tracker {{name}} --dry-run"),
     ),
 }
 COMMON = {
