@@ -56,6 +56,10 @@ class Mixed(Words):
         await agent.turn()
         agent.metric(last=float(SHARED[-1] == task.id))
 
+class Tuples(Words):
+    def tasks(self, split):
+        return [Task(prompt=f"{split} {n}", answer={"sizes": [n, (1, n)]}) for n in range(3)]
+
 class Wrong(Words):
     @control(scores="max")
     def poor(self, task: Task, messages: list[Message]) -> str:
@@ -199,6 +203,7 @@ def test_a_sound_environment_passes(capsys: pytest.CaptureFixture[str]) -> None:
     ("name", "row", "message"),
     [
         ("Same", "splits are disjoint", "are in 'train' and 'dev'"),
+        ("Tuples", "tasks survive storage", "task.answer.sizes[1] is (1, 0), then [1, 0]"),
         ("Mixed", "concurrent episodes do not mix", "keep state in locals"),
         ("Wrong", "controls score as marked", "control 'poor' on task"),
     ],

@@ -28,9 +28,7 @@ from .resolve import (
 from .sources import model_source
 
 _log = logging.getLogger(__name__)
-
-COMPARED = 100
-"""Tasks of a split that are compared with those of another call, or of another split."""
+COMPARED = 100  # tasks of a split that are compared with those of another call, or of another split
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -67,12 +65,8 @@ def check_recipe(recipe: Recipe) -> None:
                     check_available(recipe.model.name)
                 continue
             check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
-            if spec.own_slots:
-                continue  # tasks that need services are checked when the services run
-            if spec in specs:
-                check_tasks(spec, algorithm)
-            else:
-                check_evaluation(recipe, spec)
+            if not spec.own_slots:  # tasks that need services are checked when the services run
+                check_tasks(spec, algorithm) if spec in specs else check_evaluation(recipe, spec)
         except (UsageError, NoTasksError) as e:
             faults.append(e)
     if len(faults) == 1:
@@ -137,6 +131,4 @@ def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
         if split != "train" and len(held_out) > 1 and held_out == tasks_of(environment, "train", COMPARED):
-            _log.warning(
-                "environment %r: the splits 'train' and %r are equal, so nothing is held out", spec.name, split
-            )
+            _log.warning("environment %r: the splits 'train' and %r are equal: nothing is held out", spec.name, split)

@@ -188,11 +188,7 @@ def chosen(recipe: Recipe, algorithm: Algorithm) -> dict[str, ComponentTable]:
 
 
 def with_model(use: str, args: Mapping[str, Any]) -> ComponentTable:
-    """The service *use*. If it is an engine of this machine, its model may be a run, and becomes a checkpoint's path.
-
-    Raises:
-        RunError, UnknownNameError: there is no such run, or it has no checkpoint.
-    """
+    """The service *use*; if it is an engine of this machine, the run that its model names becomes a path, or raises."""
     if find_service(use).kind == "engine" and label(use) != "openai" and isinstance(args.get("model"), str):
         args = {**args, "model": model_named(args["model"])[0]}
     return ComponentTable(use=use, args=dict(args))

@@ -30,6 +30,7 @@ from .screen import Screen
 from .weight_sync import WeightSync
 
 A = TypeVar("A")
+AnyEnvironment = Environment[Any, Any]
 MOST_KINDS = 50
 """Kinds of failures that are counted apart."""
 
@@ -105,7 +106,7 @@ class Run:
     engine: TokenEngine
     collector: Collector
     weight_sync: WeightSync
-    held_out: Sequence[Environment[Any, Any]]
+    held_out: Sequence[AnyEnvironment]
     services: Mapping[str, Any]
     hooks: Hooks
     screen: Screen
@@ -179,10 +180,9 @@ class Run:
     async def evaluate(self, split: str, tasks: int | None, *, own: bool = False) -> dict[str, Any]:
         """Held-out metrics of the current policy; *own*: an environment's own split and number of tasks win."""
         tables = self.recipe.evaluated
-        names = distinct(table.name or table.label for table in tables)
         with self.clock("evaluation"):
             async with self.weight_sync.newest(self.learner.weights()):
-                results = []
+                results, names = [], distinct(table.name or table.label for table in tables)
                 for table, name, environment in zip(tables, names, self.held_out, strict=True):
                     count = tasks if not own or table.tasks is None else None if table.tasks == "all" else table.tasks
                     of = table.split if own and table.split else split
@@ -192,9 +192,7 @@ class Run:
         self.state.accuracy, self.state.measured = metrics["accuracy"], self.state.step
         return metrics
 
-    async def _evaluate(
-        self, environment: Environment[Any, Any], name: str, split: str, tasks: int | None
-    ) -> Evaluation:
+    async def _evaluate(self, environment: AnyEnvironment, name: str, split: str, tasks: int | None) -> Evaluation:
         table = self.recipe.evaluation
         self.screen.phase(f"held-out tasks of {name} ({split})", tasks and tasks * table.samples)
         evaluation = await evaluate(
