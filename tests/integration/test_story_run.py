@@ -61,31 +61,37 @@ def test_a_resumed_run_has_the_rewards_of_the_whole_one(tmp_path: Path) -> None:
     assert all(record["failed"] == 0 for record in expected[1:])
 
 
+def printed(folder: Path, *changes: str) -> tuple[dict[str, Any], list[str]]:
+    """The held-out rewards of a run of two steps, and the words of the command that evaluates it, greedily."""
+    model = save_tiny(folder / "model", context=1024)
+    few = (
+        "batch.group_size=4",
+        "learner.lr=0.05",
+        "evaluation={every=0, tasks=2, test={tasks=3}}",
+        "checkpoint.every=1",
+    )
+    recipe = recipe_of(*brief(model, tokens=6), *few, *changes)
+    with RunFolder.create(folder / "runs" / "story-1", recipe.to_toml()) as run:
+        summary = run_training(recipe, run, Screen(quiet=True))
+        words = [*evaluation_of(run), "--samples", "1", "--temperature", "0", "--json"]
+    assert all(record["failed"] == 0 for record in metrics_of(folder / "runs" / "story-1")[1:])
+    return {name: held_out["reward"] for name, held_out in summary["held_out"].items()}, words
+
+
 def test_the_command_that_a_run_prints_scores_under_the_start_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`quintain eval` has no policy of a run: its scorer is the one that the checkpoint keeps, to the last digit."""
     monkeypatch.chdir(tmp_path)
-    model = save_tiny(tmp_path / "model", context=1024)
-    recipe = recipe_of(
-        *brief(model, tokens=6),
-        "batch.group_size=4",
-        'environments=[{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}]',
-        "learner.lr=0.05",
-        "evaluation={every=0, tasks=2, test={tasks=3}}",
-        "checkpoint.every=1",
-    )
-    with RunFolder.create(tmp_path / "runs" / "story-1", recipe.to_toml()) as run:
-        summary = run_training(recipe, run, Screen(quiet=True))
-        words = evaluation_of(run)
+    environment = '{use="quintain-env-story/story", args={boats=4}, system="", reward="plan_nats"}'
+    rewards, words = printed(tmp_path, f"environments=[{environment}]")
     assert "scorer=quintain-likelihood/frozen-model" in words
     capsys.readouterr()
-    assert main([*words, "--samples", "1", "--temperature", "0", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["reward"] == pytest.approx(summary["held_out"]["after"]["reward"], abs=1e-6)
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(rewards["after"], abs=1e-6)
     at = next(i for i, word in enumerate(words) if word.startswith("scorer.slot"))
-    assert main([*words[: at - 1], *words[at + 1 :], "--samples", "1", "--temperature", "0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(report["reward"], abs=1e-3)
+    assert main([*words[: at - 1], *words[at + 1 :]]) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] != pytest.approx(rewards["after"], abs=1e-3)
 
 
 def test_self_certainty_trains_the_policy_of_now(
@@ -93,25 +99,15 @@ def test_self_certainty_trains_the_policy_of_now(
 ) -> None:
     """The scorer follows the updates; the printed command gives the numbers of the run's model."""
     monkeypatch.chdir(tmp_path)
-    model = save_tiny(tmp_path / "model", context=1024)
-    recipe = recipe_of(
-        *brief(model, tokens=6),
-        "batch.group_size=4",
+    rewards, words = printed(
+        tmp_path,
         'environments=[{use="quintain-env-story/story", system="", reward="self_certainty"}]',
         'services.scorer={use="quintain-likelihood/current-policy"}',
-        "learner.lr=0.05",
-        "evaluation={every=0, tasks=2, test={tasks=3}}",
-        "checkpoint.every=1",
     )
-    with RunFolder.create(tmp_path / "runs" / "story-1", recipe.to_toml()) as run:
-        summary = run_training(recipe, run, Screen(quiet=True))
-        words = evaluation_of(run)
-    before, after = (summary["held_out"][name]["reward"] for name in ("before", "after"))
-    assert 0 < before != pytest.approx(after, rel=0.01)
-    assert all(record["failed"] == 0 for record in metrics_of(tmp_path / "runs" / "story-1")[1:])
+    assert 0 < rewards["before"] != pytest.approx(rewards["after"], rel=0.01)
     capsys.readouterr()
-    assert main([*words, "--samples", "1", "--temperature", "0", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(after, abs=1e-5)
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["reward"] == pytest.approx(rewards["after"], abs=1e-5)
 
 
 @pytest.mark.slow

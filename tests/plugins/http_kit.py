@@ -12,10 +12,10 @@ Handler = Callable[[web.Request], Awaitable[Any]]
 
 
 @contextlib.asynccontextmanager
-async def openai_server(chat: Handler, models: Handler) -> AsyncIterator[str]:
-    """The address, up to ``/v1``, of a server whose chat completions and list of models are *chat* and *models*."""
+async def openai_server(answer: Handler, models: Handler, path: str = "/chat/completions") -> AsyncIterator[str]:
+    """The address, up to ``/v1``, of a server that answers posts to *path* and lists *models*."""
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", chat)
+    app.router.add_post(f"/v1{path}", answer)
     app.router.add_get("/v1/models", models)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()

@@ -19,6 +19,7 @@ from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain_openai import OpenAITokenEngine
 
 from ..core.models import save_tiny
+from .http_kit import openai_server
 
 CONTEXT = 128
 
@@ -62,16 +63,8 @@ async def served(engine: TokenEngine, answer: Answer | None = None, listed: Any 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "tiny", "max_model_len": listed}]})
 
-    app = web.Application()
-    app.router.add_post("/v1/completions", complete)
-    app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    finally:
-        await runner.cleanup()
+    async with openai_server(complete, models, "/completions") as url:
+        yield url
 
 
 @reward
