@@ -1,7 +1,7 @@
 """Which of two policies plans the better chapters: plans, chapters written by them, and a judge of pairs.
 
-The question of Gurung and Lapata 2025 (arXiv:2503.22828, section 6), who asked people: a fixed model writes a chapter
-by each of two plans, and the chapters are compared.
+The question of Gurung and Lapata 2025 (arXiv:2503.22828), who asked people: a model writes a chapter by each of two
+plans, and the chapters are compared.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ class TextLikelihood(Service):
 
             -log V - (1 / V) * sum over the vocabulary of log p(v)  =  logsumexp(z) - mean(z) - log V
 
-        with the logits z over V tokens, whatever token follows (Kang et al. 2025, arXiv:2502.18581, equation 9).
+        with the logits z over V tokens, whatever token follows (Kang et al. 2025, arXiv:2502.18581).
 
         Raises:
             UsageError: the scorer gives no distributions; only those that hold a model do.
