@@ -83,7 +83,7 @@ ELSEWHERE = {
     "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl --json": STORY_PAIRS,
     "quintain eval debugged.py:Wordy --engine @oracle --tasks 1": STOPPED,
     "pip install -e .": INSTALLED,
-    'quintain rescore arithmetic-1 --reward "math_equal * format_tags"': RESCORED,
+    "quintain rescore arithmetic-1 --reward 'math_equal * format_tags'": RESCORED,
     "quintain rescore arithmetic-1 --reward shapes.py:shortness --last 10": RESCORED,
 }
 """Command to the test that does the same in its own way: what takes minutes, a network or a server."""
