@@ -9,3 +9,7 @@ device=${DEVICE:-cuda}
 for figure in memory engine step; do
     "$python" -m "benchmarks.$figure" --device "$device" "$@"
 done
+# Where vLLM is installed beside Quintain: the embedded engine, vLLM in the process and behind a server, generate.
+if "$python" -c "import vllm" 2> /dev/null; then
+    "$python" -m benchmarks.engines --device "$device" "$@"
+fi

@@ -13,12 +13,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.s
 import torch
 
 from quintain import Sampling
+from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
-from quintain_vllm import CanaryError, WeightSyncError
+from quintain_vllm import CanaryError, VLLMEngine, WeightSyncError
 from quintain_vllm.transports import File, Memory
 
 from ..core.models import tiny_model
-from .vllm_kit import Running, plain_logps
+from .vllm_kit import TOKENIZER, Running, plain_logps
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
 IDS = [(7 * i) % 256 for i in range(60)]
@@ -165,3 +166,33 @@ def test_updates_in_flight(recompute: bool) -> None:
         off[version] = max(abs(a - b) for a, b in zip(own, answer.logps[start:end], strict=True))
     assert off[0] < 1e-4
     assert (off[1] < 1e-3 and off[2] < 1e-3) == recompute
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_adapters_are_exact(alone: bool) -> None:
+    """Merged into the weights, or sent alone and added by vLLM; the rank is one that vLLM rounds up."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=5, lora_alpha=7)
+    model = peft.get_peft_model(tiny_model(hidden=128), settings)
+    running = Running(model, adapters=alone)
+    try:
+        for version in (1, 2):
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if ".lora_" in name:
+                        parameter.normal_(0, 0.1 * version)
+            assert running.do(running.engine.update(ModuleWeights(model, version))) == version
+            assert agrees(running, model) < 5e-5
+            (out,) = running.sample((IDS, Sampling(seed=1, max_tokens=12)))
+            assert out.versions == (version,) * len(out.ids)
+            assert list(out.logps) == pytest.approx(plain_logps(model, IDS, out.ids), abs=1e-4)
+        if alone:
+            with pytest.raises(UsageError, match="merged weights were published"):
+                running.do(running.engine.update(Other(model, 3)))
+    finally:
+        running.close()
+
+
+def test_adapters_alone_need_adapters() -> None:
+    with pytest.raises(UsageError, match=r"set \[model.lora\]"):
+        VLLMEngine.sharing(tiny_model(), TOKENIZER, adapters=True)

@@ -60,6 +60,7 @@ class SyncedEngine(TokenEngine):
 
     module: Any = None
     path: str
+    _adapters = False
 
     def _configure(
         self,
@@ -123,7 +124,7 @@ class SyncedEngine(TokenEngine):
         self._syncing = asyncio.Lock()
         if self.module is not None and not self._folder:
             self._temporary = Path(tempfile.mkdtemp(prefix="quintain-vllm-"))
-            _write_shape(self.module, self.tokenizer, self._temporary)
+            _write_shape(self.module, self.tokenizer, self._temporary, weights=self._adapters)
             self._folder = str(self._temporary)
         try:
             await self._start()
@@ -219,7 +220,7 @@ class SyncedEngine(TokenEngine):
             if not self._transport_open:
                 await self._transport.open(self._control())
                 self._transport_open = True
-            await self._transport.transfer(self._control(), weights.tensors(), weights.version)
+            await self._send(weights)
             await self._reset_prefix_cache()
         except (UsageError, WeightSyncError):
             raise
@@ -229,6 +230,9 @@ class SyncedEngine(TokenEngine):
             ) from error
         self.version, self._published = weights.version, weights
         await self._resume()
+
+    async def _send(self, weights: Weights) -> None:
+        await self._transport.transfer(self._control(), weights.tensors(), weights.version)
 
     @abstractmethod
     def _control(self) -> Any:
@@ -326,9 +330,14 @@ def _context_of(config: Any) -> int:
     return 2048
 
 
-def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path) -> None:
-    """Config and tokenizer of *module* in the form of a checkpoint, without weights."""
+def _write_shape(module: Any, tokenizer: HFTokenizer, folder: Path, *, weights: bool) -> None:
+    """Config and tokenizer of *module* in the form of a checkpoint; with *weights*, those under its adapters."""
     base = base_of(module)
+    if weights:
+        from safetensors.torch import save_file
+
+        own = {n.replace(".base_layer", ""): p.detach() for n, p in base.named_parameters() if ".lora_" not in n}
+        save_file({n: p.to("cpu").contiguous() for n, p in own.items()}, folder / "model.safetensors", {"format": "pt"})
     config = copy.deepcopy(base.config)
     config.architectures = [type(base).__name__]  # absent from a model that was built from a config
     config.save_pretrained(folder)

@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quintain import InfrastructureError
+from quintain import InfrastructureError, Weights
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 
 from .base import Answer, SyncedEngine, checkpoint
 from .canary import base_of
+from .errors import WeightSyncError
 from .thread import EngineThread
 from .transports import Memory, transport_named
 
@@ -86,9 +87,14 @@ class VLLMEngine(SyncedEngine):
         canary: bool = True,
         canary_tolerance: float | None = None,
         sleep_mode: bool = False,
+        adapters: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> VLLMEngine:
         """An engine for a learner's *module*: vLLM has weights of its own, which `update` replaces by the module's.
+
+        Args:
+            adapters: of a module with low-rank adapters, update these alone, and let vLLM add them to the frozen
+                weights; otherwise the merged weights are transferred.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed.
@@ -99,6 +105,12 @@ class VLLMEngine(SyncedEngine):
             "", tokenizer, base_of(module).config, module, own if dtype in (None, "auto") else str(dtype), slots,
             context, recompute_kv, canary, canary_tolerance, sleep_mode, options,
         )  # fmt: skip
+        if adapters:
+            if not hasattr(module, "peft_config"):
+                raise UsageError("adapters is true, but the model has none: set [model.lora] in the recipe")
+            engine._adapters = True
+            rank = max(config.r for config in module.peft_config.values())
+            engine._options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": _rank(rank), **engine._options}
         return engine
 
     def _set_up(
@@ -171,7 +183,7 @@ class VLLMEngine(SyncedEngine):
         args = engine_args(
             folder=self._folder,
             config=self._config,
-            dummy=self.module is not None,
+            dummy=self.module is not None and not self._adapters,
             dtype=self.dtype,
             slots=self._slots,
             context=self.context,
@@ -199,7 +211,7 @@ class VLLMEngine(SyncedEngine):
         # The salt keeps the keys and values of each version apart, should some survive the reset.
         prompt = {"prompt_token_ids": list(ids), "cache_salt": f"version {self.version}"}
         thread = self._engine
-        request_id, future = thread.submit(prompt, params)
+        request_id, future = thread.submit(prompt, params, **self._adapter_of_requests())
         try:
             output = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -221,6 +233,29 @@ class VLLMEngine(SyncedEngine):
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._do(lambda engine: engine.collective_rpc(method, args=args)))[0]
+
+    def _adapter_of_requests(self) -> dict[str, Any]:
+        return {"lora_request": self._adapter_request(replaces=False)} if self._adapters else {}
+
+    def _adapter_request(self, *, replaces: bool) -> Any:
+        from vllm.lora.request import LoRARequest
+
+        assert self._temporary is not None
+        return LoRARequest("policy", 1, str(self._temporary / "adapter"), load_inplace=replaces)
+
+    async def _send(self, weights: Weights) -> None:
+        if not self._adapters:
+            await super()._send(weights)
+            return
+        module = getattr(weights, "module", None)
+        if not hasattr(module, "peft_config"):
+            raise UsageError("adapters is true, but merged weights were published, as a staleness does; leave it out")
+        assert self._temporary is not None
+        module.save_pretrained(self._temporary / "adapter")
+        request = self._adapter_request(replaces=True)
+        if not await self._do(lambda engine: engine.add_lora(request)):
+            raise WeightSyncError(f"vLLM did not take the adapters of version {weights.version}")
+        await self._do(lambda engine: engine.set_weight_version(str(weights.version)))
 
     def _control(self) -> VLLMEngine:
         return self
@@ -287,6 +322,11 @@ def check_installed() -> None:
     if not low <= tuple(map(int, parts)) < high:
         span = " <= vllm < ".join(".".join(map(str, v)) for v in VERSIONS)
         raise UsageError(f"vllm {vllm.__version__} is installed; this engine is written for {span}")
+
+
+def _rank(rank: int) -> int:
+    """The smallest rank that vLLM has kernels for."""
+    return next((r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= rank), rank)
 
 
 def engine_args(
