@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from quintain.engines.embedded.engine import EmbeddedEngine
-from quintain.learning.algorithms import DR_GRPO
 from quintain.learning.weights import ModuleWeights
 from quintain.models.load import LoadedModel, trainable
-from quintain.models.snapshot import Snapshot
 from quintain.models.tokenizer import HFTokenizer
-from quintain.training.build import engine_for, weight_copy_for
+from quintain.training.build import engine_for
 from quintain.training.recipe.tables import Recipe
 from quintain.training.weight_sync import WeightSync
 from quintain.types.sampling import Sampling
@@ -56,17 +54,9 @@ def test_the_engine_samples_with_the_version_it_names(staleness: int, dtype: str
     """
     learner = tiny_model(dtype=torch.float32)
     model = LoadedModel(module=learner, tokenizer=HFTokenizer(byte_tokenizer()), path="", context=512, fused=False)
-    algorithm = DR_GRPO.replace(plan={"staleness": staleness})
     told = recipe(**{"model.dtype": dtype})
-    weight_copy = weight_copy_for(told, algorithm, model)
-    assert (weight_copy is None) == (staleness == 0)
-    served = (
-        model
-        if weight_copy is None
-        else LoadedModel(module=weight_copy.module, tokenizer=model.tokenizer, path="", context=512, fused=False)
-    )
-    engine: EmbeddedEngine = engine_for(told, served)
-    weight_sync = WeightSync(engine, staleness=staleness, weight_copy=weight_copy)
+    engine: EmbeddedEngine = engine_for(told, model, copy=staleness > 0)
+    weight_sync = WeightSync(engine, staleness=staleness)
     versions = []
 
     async def go() -> None:
@@ -89,17 +79,14 @@ def test_the_engine_samples_with_the_version_it_names(staleness: int, dtype: str
 
     asyncio.run(go())
     if staleness:
-        assert not {p.data_ptr() for p in learner.parameters()} & {
-            p.data_ptr() for p in weight_copy.module.parameters()
-        }
+        assert not {p.data_ptr() for p in learner.parameters()} & {p.data_ptr() for p in engine._module.parameters()}
 
 
 def test_the_versions_in_between_survive_a_checkpoint() -> None:
     """A restored weight sync goes on exactly as the old one; tied weights are held once."""
     learner = tiny_model()
-    engines = [EmbeddedEngine.sharing(tiny_model(), HFTokenizer(byte_tokenizer())) for _ in range(2)]
-    weight_copies = [Snapshot(engine._module) for engine in engines]
-    old, new = (WeightSync(e, staleness=2, weight_copy=m) for e, m in zip(engines, weight_copies, strict=True))
+    engines = [EmbeddedEngine.sharing(tiny_model(), HFTokenizer(byte_tokenizer()), copy=True) for _ in range(2)]
+    old, new = (WeightSync(e, staleness=2) for e in engines)
 
     async def go() -> None:
         for version in range(4):
@@ -124,8 +111,8 @@ def test_the_versions_in_between_survive_a_checkpoint() -> None:
 def test_syncing_the_same_version_again_changes_nothing() -> None:
     """A step that had nothing to learn from does not make the sampler catch up."""
     learner = tiny_model()
-    engine = EmbeddedEngine.sharing(Snapshot.apart(learner).module, HFTokenizer(byte_tokenizer()))
-    weight_sync = WeightSync(engine, staleness=1, weight_copy=Snapshot(engine._module))
+    engine = EmbeddedEngine.sharing(learner, HFTokenizer(byte_tokenizer()), copy=True)
+    weight_sync = WeightSync(engine, staleness=1)
 
     async def go() -> list[int]:
         seen = []
@@ -145,9 +132,8 @@ def test_adapters_are_merged_into_what_is_held() -> None:
         for name, parameter in learner.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(0, 0.3, generator=torch.Generator().manual_seed(len(name)))
-    weight_copy = Snapshot.apart(learner)
-    engine = EmbeddedEngine.sharing(weight_copy.module, HFTokenizer(byte_tokenizer()))
-    weight_sync = WeightSync(engine, staleness=1, weight_copy=weight_copy)
+    engine = EmbeddedEngine.sharing(learner, HFTokenizer(byte_tokenizer()), copy=True)
+    weight_sync = WeightSync(engine, staleness=1)
 
     async def go() -> None:
         await weight_sync.sync(ModuleWeights(learner, 0))

@@ -83,12 +83,17 @@ class TokenEngine(Engine):
         context: longest sequence it takes, prompt and reply together.
         version: of the weights it samples from now.
         stalls: how often it went on without an episode that it should have waited for.
+        in_flight_updates: `update` takes effect within sequences; else it waits until those being sampled end, and
+            starts none meanwhile. Set by the run, as is the next.
+        recompute_kv: an update in flight computes keys and values of unfinished sequences again; else they stay.
     """
 
     tokenizer: ChatTokenizer
     context: int
     version: int = 0
     stalls: int = 0
+    in_flight_updates: bool = True
+    recompute_kv: bool = True
 
     @abstractmethod
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:

@@ -419,7 +419,10 @@ class Learner:
     def _check_sampler(self, prepared: Prepared, meter: Meter, limit: float) -> None:
         """Compare mu with prox before the first update, over the tokens that the present weights sampled."""
         flat_tokens, policies = prepared.flat_tokens, prepared.policies
-        fresh = flat_tokens.versions == self.version
+        # A sample that several versions sampled may have keys and values of older weights before its newest tokens.
+        oldest_S = torch.full((len(prepared.step.batch.samples),), self.version)
+        oldest_S.scatter_reduce_(0, flat_tokens.sample, flat_tokens.versions, "amin")
+        fresh = oldest_S[flat_tokens.sample] == self.version
         by_sample = differences(policies.prox_logp, policies.mu_logp, flat_tokens.sample, fresh)
         largest, worst = max(((difference, i) for i, difference in by_sample.items()), default=(0.0, 0))
         if by_sample:

@@ -18,7 +18,8 @@ class SharesModule(Protocol):
     @classmethod
     def sharing(cls, module: Any, tokenizer: ChatTokenizer, *, dtype: str | None = None) -> TokenEngine:
         """An engine that decodes the learner's live *module*; further keywords are ``engine.args`` of a recipe. Where
-        *dtype* is not the module's, the engine keeps a copy that `update` refreshes.
+        *dtype* is not the module's, the engine keeps a copy that `update` refreshes. Schedules that sample during
+        updates and plans with a staleness pass ``copy=True``: it keeps a copy in any case.
 
         Raises:
             UsageError: a setting is out of range.

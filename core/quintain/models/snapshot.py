@@ -42,9 +42,10 @@ class Snapshot:
         return cls._copy(module, target)
 
     @classmethod
-    def apart(cls, module: nn.Module) -> Snapshot:
-        """A copy of *module* that only `refresh` changes."""
-        snapshot = cls._copy(module, next(module.parameters()).dtype)
+    def apart(cls, module: nn.Module, dtype: str | None = None) -> Snapshot:
+        """A copy of *module* that only `refresh` changes, in its own type or in *dtype*."""
+        own = next(module.parameters()).dtype
+        snapshot = cls._copy(module, own if dtype in (None, "auto") else as_dtype(str(dtype)))
         snapshot.source = None
         return snapshot
 

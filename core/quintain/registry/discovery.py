@@ -20,6 +20,7 @@ GROUPS = {
     "learner": "quintain.learners",
     "curriculum": "quintain.curricula",
     "model": "quintain.models",
+    "schedule": "quintain.schedules",
     "service": "quintain.services",
     "tool_format": "quintain.tool_formats",
     "command": "quintain.commands",
@@ -45,6 +46,7 @@ _BROUGHT = {
     "quintain-sft": "command:sft",
     "quintain-league": "service:league",
     "quintain-likelihood": "service:likelihood",
+    "quintain-schedules": "schedule:areal schedule:one_step_off schedule:pipeline",
     "quintain-starter": "command:start model:default",
     "quintain-tool-formats": "tool_format:deepseek tool_format:glm tool_format:harmony tool_format:hermes tool_format:"
     "llama3_json tool_format:mistral tool_format:pythonic tool_format:qwen3_coder tool_format:tags",

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +34,7 @@ class RolloutRequest:
         system: replaces the environment's system message.
         engine: replaces the context's engine.
         seed: of every episode, to replay one; ``None`` derives it.
+        step: of the run, for its rewards; ``None``: the context's.
     """
 
     environment: Environment[Any, Any]
@@ -44,11 +46,12 @@ class RolloutRequest:
     system: str = ""
     engine: Engine | None = None
     seed: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutContext:
-    """The settings that all episodes of a batch share."""
+    """The settings that all episodes of a batch share; *waits*: a reproducible engine waits for each of them."""
 
     engine: Engine
     sampling: Sampling = field(default_factory=Sampling)
@@ -57,6 +60,7 @@ class RolloutContext:
     step: int = 0
     concurrency: int = 256
     retries: int = 1
+    waits: bool = True
 
 
 async def run_episode(request: RolloutRequest, sample: int, context: RolloutContext, attempt: int = 1) -> AnyRollout:
@@ -160,69 +164,88 @@ async def run_groups(
 
 
 class RolloutRunner:
-    """Runs the episodes of one call of `run_groups`."""
+    """Runs the episodes of one call of `run_groups`, or of all requests that `add` gets until `run` is cancelled.
 
-    def __init__(self, context: RolloutContext, on_rollout: Callable[[AnyRollout], None] | None, more: More | None):
-        self._rollout_context, self._on_rollout, self._more = context, on_rollout, more
-        self._context = RewardContext(step=context.step, services=context.services)
-        self._requests: list[RolloutRequest] = []
-        self._scored: list[dict[int, AnyRollout]] = []  # per request, by the index within the group
+    *order* gets the waiting episodes (request, sample, number of the request) and returns the position of the next.
+    """
+
+    def __init__(
+        self,
+        context: RolloutContext,
+        on_rollout: Callable[[AnyRollout], None] | None,
+        more: More | None,
+        order: Callable[[Sequence[tuple[RolloutRequest, int, int]]], int] | None = None,
+    ):
+        self._rollout_context, self._on_rollout, self._more, self._order = context, on_rollout, more, order
+        self.concurrency, self._endless = context.concurrency, False
+        self._requests: dict[int, RolloutRequest] = {}
+        self._scored: dict[int, dict[int, AnyRollout]] = {}  # per request, by the index within the group
         self._groups: dict[int, AnyGroup] = {}  # the complete ones
-        self._queue: deque[tuple[int, int]] = deque()  # (request, index within the group) of the queued episodes
-        self._workers = 0
+        self._queue: deque[tuple[RolloutRequest, int, int]] = deque()  # the queued episodes
+        self._workers = self._added = 0
 
-    async def run(self, requests: Sequence[RolloutRequest]) -> list[AnyGroup]:
-        self._add(requests)
+    async def run(self, requests: Sequence[RolloutRequest], *, endless: bool = False) -> list[AnyGroup]:
+        """Run *requests* and those that follow; *endless*: until cancelled, without keeping the groups."""
+        self._endless = endless
         try:
-            async with asyncio.TaskGroup() as tasks:
-                self._start_workers(tasks)
+            async with asyncio.TaskGroup() as self._tasks:
+                self.add(requests)
+                if endless:
+                    await asyncio.Event().wait()
         except BaseExceptionGroup as failed:
             error: BaseException = failed
             while isinstance(error, BaseExceptionGroup):  # callers handle the error itself, not a group of errors
                 error = error.exceptions[0]
             raise error from failed
-        return [self._groups[j] for j in range(len(self._requests))]
+        return [self._groups[j] for j in self._requests]
 
-    def _add(self, requests: Sequence[RolloutRequest]) -> None:
+    def add(self, requests: Sequence[RolloutRequest], spare: int = 0) -> None:
+        """Queue *requests*, and start workers for the waiting episodes, except for *spare* of them."""
         for request in requests:
-            self._queue.extend((len(self._requests), index) for index in range(request.group_size))
-            self._requests.append(request)
-            self._scored.append({})
-
-    def _start_workers(self, tasks: asyncio.TaskGroup, spare: int = 0) -> None:
-        """Start workers for the queued episodes, except for *spare* of them."""
-        for _ in range(min(len(self._queue) - spare, self._rollout_context.concurrency - self._workers)):
+            j, self._added = self._added, self._added + 1
+            self._queue.extend((request, index, j) for index in range(request.group_size))
+            self._requests[j], self._scored[j] = request, {}
+        for _ in range(min(len(self._queue) - spare, self.concurrency - self._workers)):
             self._workers += 1
-            tasks.create_task(self._work(tasks))
+            try:
+                self._tasks.create_task(work := self._work())
+            except RuntimeError:  # an error ends the group, and `run` raises that
+                work.close()
 
-    async def _work(self, tasks: asyncio.TaskGroup) -> None:
+    async def _work(self) -> None:
         # The engine steps only when every registered worker waits on it. So a worker stays registered between two
         # episodes: otherwise the engine would step without it, or not, depending on the machine's speed.
-        with self._rollout_context.engine.register():
+        context = self._rollout_context
+        with context.engine.register() if context.waits else nullcontext():
             while self._queue:
-                j, index = self._queue.popleft()
-                for attempt in range(1, self._rollout_context.retries + 2):
-                    rollout = await run_episode(self._requests[j], index, self._rollout_context, attempt)
+                at = self._order(self._queue) if self._order else 0
+                request, index, j = self._queue[at]
+                del self._queue[at]
+                for attempt in range(1, context.retries + 2):
+                    rollout = await run_episode(request, index, context, attempt)
                     if rollout.valid:
                         break
-                if self._more is None:  # score in another task: a slow reward must not delay the next episode
-                    tasks.create_task(self._score(j, rollout, tasks))
+                if self._more is None or not context.waits:  # a slow reward must not delay the next episode
+                    self._tasks.create_task(self._score(j, rollout, spare=0))
                 else:
-                    await self._score(j, rollout, tasks)
+                    await self._score(j, rollout, spare=1)  # if there is more, this worker takes one episode itself
             self._workers -= 1
 
-    async def _score(self, j: int, rollout: AnyRollout, tasks: asyncio.TaskGroup) -> None:
+    async def _score(self, j: int, rollout: AnyRollout, spare: int) -> None:
         """Score *rollout*, then its group if it is complete, and hand that to *more*."""
-        request, scored, retries = self._requests[j], self._scored[j], self._rollout_context.retries
-        scored[rollout.sample] = await score_rollout(request.environment, rollout, self._context, retries)
+        request, scored, about = self._requests[j], self._scored[j], self._rollout_context
+        step, retries = about.step if request.step is None else request.step, about.retries
+        context = RewardContext(step=step, services=about.services)
+        scored[rollout.sample] = await score_rollout(request.environment, rollout, context, retries)
         if self._on_rollout is not None:
             self._on_rollout(scored[rollout.sample])
         if len(scored) < request.group_size:
             return
         rollouts = tuple(scored[index] for index in range(request.group_size))
         group = Group(task=request.task, rollouts=rollouts, environment=request.name, index=request.index)
-        group = self._groups[j] = await score_group(request.environment, group, self._context, retries)
+        group = self._groups[j] = await score_group(request.environment, group, context, retries)
+        if self._endless:
+            del self._requests[j], self._scored[j], self._groups[j]
         if self._more is not None and (requests := self._more(group)):
-            self._add(requests)
-            self._start_workers(tasks, spare=1)  # this worker takes one episode itself
+            self.add(requests, spare)
             await asyncio.sleep(0)  # the new workers register before this one asks the engine for anything

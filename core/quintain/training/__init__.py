@@ -57,6 +57,8 @@ if TYPE_CHECKING:
     from .runs import find_run as find_run
     from .runs import free_name as free_name
     from .runs import model_named as model_named
+    from .schedule import EpisodeOrder as EpisodeOrder
+    from .schedule import Schedule as Schedule
     from .screen import Screen as Screen
     from .screen import clock as clock
     from .screen import for_terminal as for_terminal

@@ -6,8 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
 from ..models.load import OUT_OF_MEMORY, LoadedModel
 from ..models.sharing import SuggestsSlots
-from ..models.snapshot import Snapshot
 from ..registry.binding import bind
 from ..registry.lookup import current
 from ..rollouts.runner import RolloutContext
 from ..services.manager import opened
 from ..types.sampling import derived_seed
+from .async_collect import AsyncCollector
 from .checkpoint import Checkpoint, CheckpointManager, latest
 from .collect import Collector
 from .hooks import Hooks
@@ -41,11 +40,13 @@ from .resolve import (
     engine_kind,
     resolve_algorithm,
     resolve_environment_table,
+    resolve_schedule,
     shares,
 )
 from .run import Run, RunState
 from .run_folder import RunFolder
 from .sampler_check import max_sample_mismatch
+from .schedule import Schedule
 from .screen import Screen
 from .sources import ModelRequest, model_source
 from .tasks import Curriculum
@@ -99,8 +100,9 @@ async def _run_training(
     learner: PolicyLearner,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    weight_copy = weight_copy_for(recipe, algorithm, model)
-    engine = engine_for(recipe, model if weight_copy is None else replace(model, module=weight_copy.module))
+    schedule = resolve_schedule(recipe)
+    engine = engine_for(recipe, model, copy=schedule.overlaps or algorithm.plan.staleness > 0)
+    engine.in_flight_updates, engine.recompute_kv = schedule.in_flight_updates, schedule.recompute_kv
     others = [resolve_environment_table(table) for table in recipe.evaluation.environments]
     slots = {slot for spec in (*specs, *others) for slot in spec.slots} | algorithm.slots
     state = checkpoint.state if checkpoint else None
@@ -118,18 +120,7 @@ async def _run_training(
             folder=folder,
             learner=learner,
             engine=engine,
-            collector=Collector(
-                algorithm=algorithm,
-                curriculum=curriculum_for(recipe, environments, algorithm),
-                environments=environments,
-                names=distinct(table.label for table in recipe.environments),
-                rollout_context=rollout_context_for(recipe, algorithm, engine, services),
-                groups=recipe.batch.prompts,
-                group_size=recipe.batch.group_size,
-                min_group_size=recipe.batch.min_group_size or 1,
-                screen=screen,
-                replays=replays,
-            ),
+            collector=collector_for(recipe, algorithm, schedule, engine, environments, services, replays, screen),
             held_out=[spec.make(services) for spec in others] or environments,
             services=services,
             hooks=Hooks.installed(),
@@ -137,7 +128,7 @@ async def _run_training(
             checkpoints=CheckpointManager(
                 folder, tokenizer=model.tokenizer, keep=recipe.checkpoint.keep, best=recipe.checkpoint.best
             ),
-            weight_sync=WeightSync(engine, staleness=algorithm.plan.staleness, weight_copy=weight_copy),
+            weight_sync=WeightSync(engine, staleness=0 if schedule.overlaps else algorithm.plan.staleness),
         )
         if checkpoint is not None:
             run.restore(checkpoint)
@@ -154,7 +145,8 @@ async def _run_training(
             "stopping and saving; press Ctrl-C again to stop at once",
             on_stop=lambda: loop.call_soon_threadsafe(run.stop.set),
         ):
-            return await train(run)
+            async with aclosing(run.collector):
+                return await train(run)
 
 
 def remarks(recipe: Recipe, algorithm: Algorithm, environments: Sequence[Environment[Any, Any]]) -> list[str]:
@@ -173,6 +165,11 @@ def remarks(recipe: Recipe, algorithm: Algorithm, environments: Sequence[Environ
             f"{algorithm.name} interrupts a turn after {thinking_budget.min_tokens:,} to "
             f"{thinking_budget.max_tokens:,} tokens, but sampling.max_tokens is {longest:,}, so it never does; set "
             "algorithm.args.plan.thinking_budget to fewer tokens"
+        )
+    if algorithm.plan.staleness and recipe.schedule.use.rpartition("/")[2] != "sync":
+        notes.append(
+            f"{algorithm.name} simulates a staleness of {algorithm.plan.staleness} in synchronous runs; this run has "
+            f"that of the schedule {recipe.schedule.use!r}"
         )
     if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):
         notes.append(
@@ -237,8 +234,8 @@ def embedded_engine(model: LoadedModel, *, slots: int, reproducible: bool = True
     return engine
 
 
-def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
-    """The engine that samples for the learner.
+def engine_for(recipe: Recipe, model: LoadedModel, *, copy: bool = False) -> Any:
+    """The engine that samples for the learner; *copy*: with weights of its own, apart from those that train.
 
     Raises:
         UsageError: the engine cannot train.
@@ -246,18 +243,39 @@ def engine_for(recipe: Recipe, model: LoadedModel) -> Any:
     kind = engine_kind(recipe)
     if not shares(kind):
         return bind(kind, recipe.engine.args, {}, who="[engine]")
-    args = {"dtype": recipe.model.dtype, **recipe.engine.args}
+    args = {"dtype": recipe.model.dtype, **({"copy": True} if copy else {}), **recipe.engine.args}
     if "slots" not in args and isinstance(kind, SuggestsSlots):
         samples, tokens = recipe.batch.prompts * recipe.batch.group_size, 2 * recipe.sampling.max_tokens + PROMPT
         args["slots"] = kind.slots_for(model.module, samples=samples, tokens=tokens, dtype=args["dtype"])
     return bind(kind.sharing, args, who="[engine]")(model.module, model.tokenizer)
 
 
-def weight_copy_for(recipe: Recipe, algorithm: Algorithm, model: LoadedModel) -> Snapshot | None:
-    """A copy of the weights for an engine that decodes a live module, if the plan of the algorithm has a staleness."""
-    if not (algorithm.plan.staleness and shares(engine_kind(recipe))):
-        return None
-    return Snapshot.apart(model.module)
+def collector_for(
+    recipe: Recipe,
+    algorithm: Algorithm,
+    schedule: Schedule,
+    engine: TokenEngine,
+    environments: Sequence[Environment[Any, Any]],
+    services: Mapping[str, Any],
+    replays: Replay,
+    screen: Screen,
+) -> Collector:
+    """What collects the groups of a step; it runs episodes ahead if *schedule* overlaps."""
+    settings: dict[str, Any] = {
+        "algorithm": algorithm,
+        "curriculum": curriculum_for(recipe, environments, algorithm),
+        "environments": environments,
+        "names": distinct(table.label for table in recipe.environments),
+        "rollout_context": rollout_context_for(recipe, algorithm, engine, services),
+        "groups": recipe.batch.prompts,
+        "group_size": recipe.batch.group_size,
+        "min_group_size": recipe.batch.min_group_size or 1,
+        "screen": screen,
+        "replays": replays,
+    }
+    if not schedule.overlaps:
+        return Collector(**settings)
+    return AsyncCollector(**settings, schedule=schedule, engine=engine, steps=recipe.run.steps)
 
 
 def curriculum_for(recipe: Recipe, environments: Sequence[Environment[Any, Any]], algorithm: Algorithm) -> Curriculum:

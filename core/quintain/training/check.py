@@ -23,6 +23,7 @@ from .resolve import (
     is_model_source,
     resolve_algorithm,
     resolve_environment_table,
+    resolve_schedule,
     shares,
 )
 from .sources import model_source
@@ -40,6 +41,7 @@ def check_recipe(recipe: Recipe) -> None:
         PluginError: a component cannot be loaded.
     """
     algorithm = resolve_algorithm(recipe)
+    resolve_schedule(recipe)
     check_group_size(recipe, algorithm)
     as_device(recipe.model.device)
     engine = engine_kind(recipe)

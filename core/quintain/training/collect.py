@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import NoTasksError, RunError
 from ..evaluation.evaluation import frozen_heap
@@ -127,6 +127,10 @@ class Collector:
     min_group_size: int = 1
     screen: Screen
     replays: Replay = field(default_factory=Replay)
+    overlaps: ClassVar[bool] = False
+    """Whether episodes may run while the learner updates."""
+    keeps: bool = field(default=False, init=False)
+    """Whether `state` has the unfinished work of a step."""
 
     async def collect(self, step: int) -> Collected:
         """Run groups until the batch is full or the limit of the plan is reached. Failed rollouts are excluded.
@@ -155,6 +159,20 @@ class Collector:
             )
         self.replays.take([rollout for rollout, _, _ in trained(collected.accepted)], context)  # one per sample
         return collected
+
+    def complete(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
+        """The step is complete: record in the curriculum the successful and the valid rollouts, by index of a group."""
+        self.curriculum.record(outcomes)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint: groups that no batch has taken."""
+        return {}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the value of `state`, after that of the curriculum."""
+
+    async def aclose(self) -> None:
+        """End the episodes that still run."""
 
     def _next_job(self) -> RolloutRequest:
         (pick,) = self.curriculum.pick(1)
@@ -211,7 +229,7 @@ class _Supply:
         self._groups, self._draw, self._rejection = groups, draw, rejection
         self._drawn = 0
         self._reasons: dict[int, str] = {}
-        self._failed: Counter[str] | None = Counter()  # None once an episode is valid
+        self._first: list[AnyGroup] = []
         self.accepted = 0
         self.cause = ""
 
@@ -245,14 +263,18 @@ class _Supply:
         if group.index not in self._reasons:
             reason = self._reasons[group.index] = self._rejection(group)
             self.accepted += not reason
-            self._watch(group)
+            self._first.append(group)
+            check_failures(self._first, self._groups)
         return self._reasons[group.index]
 
-    def _watch(self, group: AnyGroup) -> None:
-        if self._failed is None or group.valid:
-            self._failed = None
-            return
-        self._failed.update(f"{r.termination.kind}: {r.termination.reason}" for r in group.rollouts)
-        if len(self._reasons) >= self._groups:
-            reason, count = self._failed.most_common(1)[0]
-            raise RunError(f"all {self._failed.total()} episodes of the step failed, {count} of them with {reason}")
+
+def check_failures(groups: Sequence[AnyGroup], size: int) -> None:
+    """Refuse to go on once *size* groups or more are complete without a valid rollout.
+
+    Raises:
+        RunError: no rollout is valid; the message has the most frequent failure.
+    """
+    if len(groups) >= size and not any(group.valid for group in groups):
+        failed = Counter(f"{r.termination.kind}: {r.termination.reason}" for g in groups for r in g.rollouts)
+        reason, count = failed.most_common(1)[0]
+        raise RunError(f"all {failed.total()} episodes of the step failed, {count} of them with {reason}")

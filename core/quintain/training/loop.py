@@ -78,7 +78,8 @@ async def train_step(run: Run) -> bool:
         update_metrics: dict[str, float] = {}
         with clock("update"):
             if batch.tokens:
-                scored = run.learner.prepare(batch)  # log-probs under prox (the learner now) and ref, both frozen
+                # Log-probs under prox (the learner now) and ref, both frozen.
+                scored = await run.apart(lambda: run.learner.prepare(batch))
                 advantages = await run.learner.compute_advantages(scored)  # reward less a baseline, per sample or token
                 # Per micro-batch: log-probs under theta, importance ratio, objective, weighted sum, backward.
                 update_metrics = await run.update(scored, advantages, collected.accepted)

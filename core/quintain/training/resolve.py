@@ -24,6 +24,7 @@ from .recipe.load import label
 from .recipe.rewards import of_function, parse_reward, qualified
 from .recipe.tables import ComponentTable, EnvironmentTable, Recipe
 from .runs import model_named
+from .schedule import Schedule
 from .tasks import Curriculum
 
 OWN_SLOTS = ("policy", "learner", "replay")
@@ -208,7 +209,10 @@ def pinned(recipe: Recipe) -> Recipe:
         return qualified(text, lambda name: name_of("reward", name))
 
     algorithm = resolve_algorithm(recipe)
-    names = {f"{kind}.use": name_of(kind, getattr(recipe, kind).use) for kind in ("algorithm", "engine", "learner")}
+    names = {
+        f"{kind}.use": name_of(kind, getattr(recipe, kind).use)
+        for kind in ("algorithm", "engine", "learner", "schedule")
+    }
     if is_model_source(recipe.model.name):
         names["model.name"] = name_of("model", recipe.model.name)
     if recipe.model.tool_format != "auto":
@@ -226,6 +230,20 @@ def pinned(recipe: Recipe) -> Recipe:
         if slot in services and "model" in services[slot].args:
             names[f"services.{slot}.args.model"] = services[slot].args["model"]
     return recipe.replace(names)
+
+
+def resolve_schedule(recipe: Recipe) -> Schedule:
+    """The schedule of the recipe.
+
+    Raises:
+        PluginError: the component is not a schedule.
+        BindingError: an argument is invalid.
+    """
+    kind: Any = current().load("schedule", recipe.schedule.use)
+    if not (isinstance(kind, type) and issubclass(kind, Schedule)):
+        raise PluginError(f"schedule {recipe.schedule.use!r} is {kind!r}; expected a subclass of Schedule")
+    schedule: Schedule = bind(kind, recipe.schedule.args, who=f"schedule {recipe.schedule.use!r}")
+    return schedule
 
 
 def engine_kind(recipe: Recipe) -> Any:

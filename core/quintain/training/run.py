@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from ..errors import Interrupted
@@ -117,6 +119,7 @@ class Run:
     whole: bool = True
     advantages: Advantages = field(default_factory=dict)
     undone: dict[str, Any] | None = None
+    _thread: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "quintain-learner"), init=False)
 
     @property
     def clock(self) -> Clock:
@@ -220,12 +223,18 @@ class Run:
         temperature, limit = self.recipe.sampling.temperature, max_sample_mismatch(self.recipe)
         self.advantages = advantages_of(groups, advantages)
         try:
-            metrics = self.learner.step(scored, advantages=advantages)
+            metrics: dict[str, float] = await self.apart(partial(self.learner.step, scored, advantages=advantages))
         except SamplerMismatch as error:
             raise await explained(error, self.learner, self.engine, temperature) from None
         if limit is not None and "mismatch.sample" not in metrics:
             metrics |= await rescored(self.engine, groups, temperature, limit)
         return metrics
+
+    async def apart(self, work: Callable[[], A]) -> A:
+        """The result of *work*, which runs in a thread of its own if episodes run meanwhile."""
+        if not self.collector.overlaps:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def report(self, step: int, collected: Collected) -> None:
         """Count the failed rollouts of a step; report missing groups and notices of the curriculum."""
@@ -260,7 +269,7 @@ class Run:
     def complete(self, step: int, groups: Sequence[AnyGroup]) -> None:
         """Advance the state of the run by one step, and record the outcomes in the curriculum."""
         self.state.step = step
-        self.collector.curriculum.record({g.index: success_of(g) for g in groups})
+        self.collector.complete({g.index: success_of(g) for g in groups})
         self.state.samples += sum(len(g.rollouts) for g in groups)
         self.state.tokens += sum(r.tokens for g in groups for r in g.rollouts)
 
@@ -287,13 +296,16 @@ class Run:
 
     @contextmanager
     def restored_on_error(self) -> Iterator[None]:
-        """If an error ends the block, restore the state before it in the random generators and the next checkpoint."""
-        before = {"curriculum": self.collector.curriculum.state(), "services": held_back(states(self.services))}
+        """If an error ends the block, restore the state before it in the random generators and the next checkpoint.
+
+        A collector that keeps unfinished work has the state of now in the next checkpoint.
+        """
+        before = {**self._sources(), "services": held_back(states(self.services))}
         drawn = generators()
         try:
             yield
         except BaseException:
-            self.undone = before
+            self.undone = None if self.collector.keeps else before
             restore_generators(drawn)
             raise
 
@@ -335,10 +347,13 @@ class Run:
             content = {
                 "run": vars(state),
                 "published": self.weight_sync.state(),
-                **(self.undone or {"curriculum": self.collector.curriculum.state(), "services": states(self.services)}),
+                **(self.undone or {**self._sources(), "services": states(self.services)}),
             }
             path = self.checkpoints.save(state.step, learner=self.learner, state=content, best=better)
         self.hooks.emit(CheckpointSaved(step=state.step, path=str(path.absolute()), best=better))
+
+    def _sources(self) -> dict[str, Any]:
+        return {"curriculum": self.collector.curriculum.state(), "queue": self.collector.state()}
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint; services restored their states when they started.
@@ -349,6 +364,7 @@ class Run:
         content = checkpoint.restore(self.learner)
         self.state = RunState(**content["run"])
         self.collector.curriculum.restore(content["curriculum"])
+        self.collector.restore(content.get("queue", {}))
         self.weight_sync.restore(content["published"])
         self.folder.truncate_after(self.state.step)
         records = self.folder.metrics()

@@ -9,7 +9,6 @@ from typing import Any
 
 from ..errors import PluginError
 from ..interfaces.engine import TokenEngine, Weights
-from ..models.snapshot import Snapshot
 
 
 @dataclass(kw_only=True)
@@ -41,12 +40,11 @@ class WeightSync:
     A deterministic model of asynchronous training: the sampler is always the same number of versions behind, and the
     run is reproducible bit for bit.
 
-    Args:
-        weight_copy: a copy of the module, which the engine decodes, if it decodes a live one and there is a staleness.
+    With a staleness, the engine decodes a copy of the weights.
     """
 
-    def __init__(self, engine: TokenEngine, *, staleness: int = 0, weight_copy: Snapshot | None = None) -> None:
-        self._engine, self._staleness, self._weight_copy = engine, staleness, weight_copy
+    def __init__(self, engine: TokenEngine, *, staleness: int = 0) -> None:
+        self._engine, self._staleness = engine, staleness
         self._held: list[SyncedWeights] = []  # the last staleness + 1, the oldest first
 
     async def sync(self, weights: Weights) -> None:
@@ -57,7 +55,7 @@ class WeightSync:
         if not self._held or self._held[-1].version != weights.version:
             self._held.append(SyncedWeights.of(weights))
         del self._held[: -1 - self._staleness]
-        await self._take_up(self._held[0])
+        await self._update(self._held[0])
 
     @asynccontextmanager
     async def newest(self, weights: Weights) -> AsyncIterator[None]:
@@ -65,16 +63,11 @@ class WeightSync:
         if self._engine.version == weights.version:
             yield
             return
-        await self._take_up(weights)
+        await self._update(weights)
         try:
             yield
         finally:
-            await self._take_up(self._held[0])
-
-    async def _take_up(self, weights: Weights) -> None:
-        if self._weight_copy is not None:
-            self._weight_copy.refresh(weights)
-        await self._update(weights)
+            await self._update(self._held[0])
 
     async def _update(self, weights: Weights) -> None:
         version = await self._engine.update(weights)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from random import Random, SystemRandom
@@ -27,6 +27,7 @@ from ...models.snapshot import Snapshot
 from ...types.sampling import Sampling
 from ...types.transcript import Sampled
 from .decoding import BatchForward, DecodingForward
+from .gradients import WithoutGradients
 from .probe import choose_forward
 from .sampler import Sampler, decode_burst
 from .scoring import ScoreRequest, score_all
@@ -115,7 +116,7 @@ class EmbeddedEngine(TokenEngine):
         self._queue: list[Request] = []
         self._scores: list[ScoreRequest] = []
         self._matchers: dict[tuple[str, ...], StopStrings] = {}
-        self._live = 0
+        self._live, self._held = 0, False
         self._driver: asyncio.Task[None] | None = None
         self._changed, self._round_over = asyncio.Event(), asyncio.Event()
         self._round_over.set()
@@ -132,19 +133,20 @@ class EmbeddedEngine(TokenEngine):
         context: int | None = None,
         reproducible: bool = True,
         patience: float = 120.0,
+        copy: bool = False,
     ) -> EmbeddedEngine:
         """An engine over a learner's *module*.
 
         A module without adapters in the same *dtype* is decoded directly, and `update` only sets the version: nothing
-        may sample while the learner steps. Otherwise the engine decodes a copy (cast, adapters merged), which `update`
-        refreshes once per version.
+        may sample while the learner steps. Otherwise, or with *copy*, the engine decodes a copy (cast, adapters
+        merged), which `update` refreshes once per version; with *copy* sampling may overlap the learner's steps.
 
         Raises:
             UsageError: a setting is out of range.
         """
         engine = cls.__new__(cls)
         engine._configure(slots, context, reproducible, patience)
-        snapshot = Snapshot.needed(module, dtype)
+        snapshot = Snapshot.apart(module, dtype) if copy else Snapshot.needed(module, dtype)
         engine._open(module if snapshot is None else snapshot.module, tokenizer, snapshot)
         return engine
 
@@ -205,19 +207,28 @@ class EmbeddedEngine(TokenEngine):
             raise
 
     async def update(self, weights: Weights) -> int:
-        """Load *weights*. Unfinished sequences continue under them; their cache is computed again.
+        """Load *weights*. Unfinished sequences continue under them, or end first; see `TokenEngine`.
 
         Raises:
             InfrastructureError: a tensor is missing or has another shape.
         """
-        while not self._round_over.is_set():
-            await self._round_over.wait()
-        with torch.inference_mode():
-            if self.snapshot is not None:
-                self.snapshot.refresh(weights)
-            self.version = weights.version
-            self._slots.forget()
-            self._recompute()
+        self._held = not self.in_flight_updates
+        try:
+            while self._held and (running := self._running()):
+                await asyncio.wait([request.future for request in running])
+            while not self._round_over.is_set():
+                await self._round_over.wait()
+            with torch.inference_mode():
+                if self.snapshot is not None:
+                    self.snapshot.refresh(weights)
+                self.version = weights.version
+                self._slots.forget(stale=not self.recompute_kv)
+                if self.recompute_kv:
+                    self._recompute()
+        finally:
+            if self._held:
+                self._held = False
+                self._wake()
         return self.version
 
     @contextmanager
@@ -290,7 +301,7 @@ class EmbeddedEngine(TokenEngine):
                 await asyncio.sleep(0)  # episodes whose turn has ended run first, and may request the next one
                 if self._scores:
                     self._round_over.clear()
-                    await _WithoutGradients(self._score())
+                    await WithoutGradients(self._score())
                     self._round_over.set()
                     continue
                 if not self._may_step():
@@ -298,7 +309,7 @@ class EmbeddedEngine(TokenEngine):
                     continue
                 self._overslept = False
                 self._round_over.clear()
-                await _WithoutGradients(self._round())
+                await WithoutGradients(self._round())
                 self._round_over.set()
         except Exception as error:  # noqa: BLE001 -- any failure must reach the tasks that wait
             self._fail(error)
@@ -326,7 +337,7 @@ class EmbeddedEngine(TokenEngine):
 
     async def _round(self) -> None:
         """Accept requests, then decode until one of them ends."""
-        if self._queue and (self._forward.store is not None or not self._slots.live):
+        if self._queue and not self._held and (self._forward.store is not None or not self._slots.live):
             await self._admit()
         if self._slots.live:
             self._burst()
@@ -474,27 +485,3 @@ class EmbeddedEngine(TokenEngine):
     def _clear(self) -> None:
         self._queue, self._scores = [], []
         self._slots = Slots(len(self._slots.rows))
-
-
-class _WithoutGradients:
-    """Awaits a coroutine in inference mode, and leaves the mode while the coroutine waits.
-
-    The mode belongs to the thread: other tasks that run meanwhile, such as a learner's update, would be in it, too.
-    """
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        error: BaseException | None = None
-        while True:
-            try:
-                with torch.inference_mode():
-                    waits = self._coroutine.send(None) if error is None else self._coroutine.throw(error)
-            except StopIteration:
-                return
-            error = None
-            try:
-                yield waits
-            except BaseException as raised:  # noqa: BLE001 - cancellation included: the coroutine decides
-                error = raised

@@ -30,6 +30,7 @@ class Request:
         random: gives one number per token, so the n-th token depends on the seed and its logits alone.
         episode: that it belongs to, if one was registered.
         tokens, logps, versions: the reply so far; equal lengths.
+        stale: some of its keys and values are of older weights, so no other request may copy them.
     """
 
     ids: tuple[int, ...]
@@ -44,6 +45,7 @@ class Request:
     tokens: list[int] = field(default_factory=list)
     logps: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
+    stale: bool = False
 
     def take(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
         """Append sampled tokens."""
@@ -109,14 +111,16 @@ class Slots:
         """End the request of a row. Its tokens stay, for a later prompt that begins with them."""
         row = self.rows[index]
         if row.request is not None and row.request.tokens:
-            row.cached = row.request.cached
+            row.cached = () if row.request.stale else row.request.cached
         row.request = None
 
-    def forget(self) -> None:
-        """Drop the content of idle rows."""
+    def forget(self, *, stale: bool = False) -> None:
+        """Drop the content of idle rows; *stale*: that of all rows, for later requests."""
         for row in self.rows:
             if row.request is None:
                 row.cached = ()
+            elif stale:
+                row.request.stale, row.cached = True, ()
 
     def admit(self, waiting: Iterable[Request]) -> Admission:
         """Give rows to as many of *waiting* as fit, groups of equal prompts together where possible."""
@@ -139,7 +143,7 @@ class Slots:
             followers += [(leader, row) for row in self._seat(groups[ids], leader, idle)]
         for row in self.rows:
             if row.request is not None:
-                row.cached = row.request.ids
+                row.cached = () if row.request.stale else row.request.ids
         return Admission(copies=tuple(copies), extensions=tuple(extensions), followers=tuple(followers))
 
     def _seat(self, group: Sequence[Request], leader: int, idle: list[int]) -> list[int]:
@@ -165,7 +169,8 @@ class Slots:
                 source = live.pop()
                 request = self.rows[source].request
                 assert request is not None
-                self.rows[target], self.rows[source] = CacheRow(request, request.ids), CacheRow()
+                content = () if request.stale else request.ids
+                self.rows[target], self.rows[source] = CacheRow(request, content), CacheRow()
                 moves.append((source, target, len(request.cached)))
         return moves
 

@@ -152,6 +152,12 @@ class EngineTable(ComponentTable):
     use: Name = "embedded"
 
 
+class ScheduleTable(ComponentTable):
+    """``[schedule]``: how far sampling runs ahead of the learner; *args* are its settings, such as *max_staleness*."""
+
+    use: Name = "sync"
+
+
 class AlgorithmTable(ComponentTable):
     """``[algorithm]``. *use* is the name of an algorithm; *args* override its settings and pieces."""
 
@@ -333,6 +339,7 @@ class Recipe(_Table):
     engine: EngineTable = EngineTable()
     environments: Annotated[tuple[EnvironmentTable, ...], Field(strict=False, min_length=1)]
     algorithm: AlgorithmTable = AlgorithmTable()
+    schedule: ScheduleTable = ScheduleTable()
     sampling: SamplingTable = SamplingTable()
     batch: BatchTable = BatchTable()
     learner: LearnerTable = LearnerTable()
