@@ -74,6 +74,10 @@ SECTIONS = {
     "model.lora": "Low-rank adapters (Hu et al. 2021, arXiv:2106.09685); names as in peft, from `quintain[lora]`.",
     "model.start": "Settings of a model source; those of `default` are of its warm start (`quintain info default`).",
     "engine": "The engine that samples. Training needs one that returns exact tokens.",
+    "schedule": (
+        "How far sampling runs ahead of the learner: a schedule by name, and changes to it: "
+        "`args = { max_staleness = 2 }`; see [schedules](schedules.md)."
+    ),
     "environments": "At least one table `[[environments]]`; the fields of the environment go under `args`.",
     "environments.limits": 'Limits of one episode; `"none"` removes a limit.',
     "algorithm": (
@@ -122,6 +126,8 @@ MEANINGS = {
     "model.start.args": "settings such as `{ target = [0.2, 0.35] }`; ignored for a Hugging Face id or a folder",
     "engine.use": "name of an engine (`quintain list engines`)",
     "engine.args": "settings of the engine",
+    "schedule.use": "name of a schedule (`quintain list schedules`)",
+    "schedule.args": "settings of the schedule",
     "environments.use": "installed name, `distribution/name`, `module:Class` or `file.py:Class`",
     "environments.args": "fields of the environment",
     "environments.weight": "share of the groups of a batch",

@@ -188,6 +188,7 @@ def test_groups_are_the_contract() -> None:
         "learner": "quintain.learners",
         "curriculum": "quintain.curricula",
         "model": "quintain.models",
+        "schedule": "quintain.schedules",
         "service": "quintain.services",
         "tool_format": "quintain.tool_formats",
         "command": "quintain.commands",

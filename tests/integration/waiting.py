@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from quintain import Environment, Rollout, Task, reward
+from quintain import Environment, Limits, Rollout, Task, reward
 
 
 @reward(range=(0, 1))
@@ -19,6 +19,7 @@ class TwoTurns(Environment[Task, dict[str, int]]):
     """Two turns with a tool between them, which waits by the number of the task."""
 
     reward = small_letter
+    limits = Limits(turns=2)
     size: int = 24
     stuck: int = -1
 

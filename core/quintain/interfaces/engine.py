@@ -83,9 +83,8 @@ class TokenEngine(Engine):
         context: longest sequence it takes, prompt and reply together.
         version: of the weights it samples from now.
         stalls: how often it went on without an episode that it should have waited for.
-        in_flight_updates: `update` takes effect within sequences; else it waits until those being sampled end, and
-            starts none meanwhile. Set by the run, as is the next.
-        recompute_kv: an update in flight computes keys and values of unfinished sequences again; else they stay.
+        in_flight_updates: set by a run: `update` takes effect within sequences; else it waits for their end.
+        recompute_kv: set by a run: such an update computes the keys and values of those sequences again.
     """
 
     tokenizer: ChatTokenizer

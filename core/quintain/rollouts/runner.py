@@ -137,13 +137,12 @@ def _check_result(result: Any) -> None:
 
 
 More = Callable[[AnyGroup], Sequence[RolloutRequest]]
+See = Callable[[AnyRollout], None]
+Order = Callable[[Sequence[tuple[RolloutRequest, int, int]]], int]
 
 
 async def run_groups(
-    requests: Sequence[RolloutRequest],
-    context: RolloutContext,
-    on_rollout: Callable[[AnyRollout], None] | None = None,
-    more: More | None = None,
+    requests: Sequence[RolloutRequest], context: RolloutContext, on_rollout: See | None = None, more: More | None = None
 ) -> list[AnyGroup]:
     """Run and score all groups; return them in the order of *requests*, whichever finish first.
 
@@ -154,8 +153,7 @@ async def run_groups(
     Args:
         on_rollout: called with every rollout once it is scored.
         more: called with every group once it is complete and scored; the requests that it returns are queued. Workers
-            then score their episodes themselves before they take the next one: a reproducible engine samples nothing
-            meanwhile, so a new group starts at the same token however long a reward takes.
+            then score an episode before they take the next one: a reproducible engine samples nothing meanwhile.
 
     Raises:
         UsageError: an error that no retry can repair, such as a reward without its service.
@@ -165,17 +163,10 @@ async def run_groups(
 
 class RolloutRunner:
     """Runs the episodes of one call of `run_groups`, or of all requests that `add` gets until `run` is cancelled.
-
     *order* gets the waiting episodes (request, sample, number of the request) and returns the position of the next.
     """
 
-    def __init__(
-        self,
-        context: RolloutContext,
-        on_rollout: Callable[[AnyRollout], None] | None,
-        more: More | None,
-        order: Callable[[Sequence[tuple[RolloutRequest, int, int]]], int] | None = None,
-    ):
+    def __init__(self, context: RolloutContext, on_rollout: See | None, more: More | None, order: Order | None = None):
         self._rollout_context, self._on_rollout, self._more, self._order = context, on_rollout, more, order
         self.concurrency, self._endless = context.concurrency, False
         self._requests: dict[int, RolloutRequest] = {}
@@ -213,13 +204,11 @@ class RolloutRunner:
                 work.close()
 
     async def _work(self) -> None:
-        # The engine steps only when every registered worker waits on it. So a worker stays registered between two
-        # episodes: otherwise the engine would step without it, or not, depending on the machine's speed.
+        # Registered also between two episodes: else the machine's speed decides whether the engine steps without it.
         context = self._rollout_context
         with context.engine.register() if context.waits else nullcontext():
             while self._queue:
-                at = self._order(self._queue) if self._order else 0
-                request, index, j = self._queue[at]
+                request, index, j = self._queue[at := self._order(self._queue) if self._order else 0]
                 del self._queue[at]
                 for attempt in range(1, context.retries + 2):
                     rollout = await run_episode(request, index, context, attempt)
@@ -234,7 +223,7 @@ class RolloutRunner:
     async def _score(self, j: int, rollout: AnyRollout, spare: int) -> None:
         """Score *rollout*, then its group if it is complete, and hand that to *more*."""
         request, scored, about = self._requests[j], self._scored[j], self._rollout_context
-        step, retries = about.step if request.step is None else request.step, about.retries
+        step, retries = (about.step if request.step is None else request.step), about.retries
         context = RewardContext(step=step, services=about.services)
         scored[rollout.sample] = await score_rollout(request.environment, rollout, context, retries)
         if self._on_rollout is not None:

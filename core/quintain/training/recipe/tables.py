@@ -153,7 +153,7 @@ class EngineTable(ComponentTable):
 
 
 class ScheduleTable(ComponentTable):
-    """``[schedule]``: how far sampling runs ahead of the learner; *args* are its settings, such as *max_staleness*."""
+    """``[schedule]``: how far sampling runs ahead of the learner."""
 
     use: Name = "sync"
 
@@ -217,11 +217,9 @@ class SamplingTable(_Table):
 
 
 class BatchTable(_Table):
-    """``[batch]``: *prompts* tasks a step with *group_size* rollouts each.
-
-    A group with fewer than *min_group_size* valid samples is rejected (default: set by the algorithm). An episode that
-    failed for reasons other than the policy is retried *retries* times. *concurrency* limits concurrent episodes
-    (default: set by the engine).
+    """``[batch]``: *prompts* tasks a step with *group_size* rollouts each. A group with fewer than *min_group_size*
+    valid samples is rejected (default: set by the algorithm). An episode that failed for reasons other than the policy
+    is retried *retries* times. *concurrency* limits concurrent episodes (default: set by the engine).
     """
 
     prompts: int = Field(default=32, ge=1, le=1_000_000)
@@ -318,10 +316,9 @@ class RolloutsTable(_Table):
 
 
 class StopTable(_Table):
-    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after *minutes* in total.
-
-    *samples*, *tokens* and *seconds* limit training and difficulty measurement, without evaluation: the budgets of
-    `quintain compare`. The step that reaches a limit is the last.
+    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after *minutes* in total. *samples*, *tokens* and
+    *seconds* limit training and difficulty measurement, without evaluation: the budgets of `quintain compare`. The step
+    that reaches a limit is the last.
     """
 
     accuracy: float | None = Field(default=None, gt=0, le=1)

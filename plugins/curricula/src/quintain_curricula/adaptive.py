@@ -52,7 +52,7 @@ class AdaptiveCurriculum(Curriculum):
 
     def _begin(self) -> None:
         super()._begin()
-        self._open: list[Pick] = []
+        self._open: dict[int, tuple[int, str]] = {}  # environment and task of picks without an outcome, by index
 
     def _share(self, at: int) -> int:
         """Picks of an environment that are to be expected, at most `POOL`."""
@@ -72,17 +72,17 @@ class AdaptiveCurriculum(Curriculum):
 
     def _next(self) -> Pick:
         pick = super()._next()
-        self._open.append(pick)
+        self._open[pick.index] = (pick.environment, pick.task.id)
         return pick
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """How the tasks picked since the last call went: by the index of the pick, how many of how many valid samples
-        succeeded.
+        """How picked tasks went: by the index of the pick, how many of how many valid samples succeeded.
+
+        Other picks stay open: their episodes may still run.
         """
-        for pick in self._open:
-            right, tried = outcomes.get(pick.index, (0, 0))
-            self._streams[pick.environment].record(pick.task.id, right, tried)
-        self._open.clear()
+        for index, (right, tried) in outcomes.items():
+            if (entry := self._open.pop(index, None)) is not None:
+                self._streams[entry[0]].record(entry[1], right, tried)
 
     @property
     def filtered(self) -> bool:
@@ -141,6 +141,7 @@ class AdaptiveCurriculum(Curriculum):
         if self._rates:
             state["rates"] = {task: list(counts) for task, counts in self._rates.items()}
         if self._adaptive:
+            state["open"] = [[index, *entry] for index, entry in self._open.items()]
             state |= {"visits": dict(self._visits), "pools": [pool.state() for pool in self._streams]}
         return state
 
@@ -165,7 +166,7 @@ class AdaptiveCurriculum(Curriculum):
     def _return_to(self, state: Mapping[str, Any]) -> None:
         if not self._adaptive:
             super()._return_to(state)
-            self.record({})
+            self._open.clear()  # they record nothing
             return
         if "pools" not in state:
             raise RunError(
@@ -175,3 +176,4 @@ class AdaptiveCurriculum(Curriculum):
         self._drawn, self._visits = state["picked"], Counter(state["visits"])
         for pool, pool_state in zip(self._streams, state["pools"], strict=True):
             pool.restore(pool_state)
+        self._open = {index: (environment, task) for index, environment, task in state.get("open", ())}
