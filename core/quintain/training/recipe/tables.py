@@ -316,7 +316,7 @@ class RolloutsTable(_Table):
 
 
 class StopTable(_Table):
-    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after *minutes* in total. *samples*, *tokens* and
+    """``[stop]``: end before ``run.steps`` at a held-out *accuracy*, or after *minutes*. *samples*, *tokens* and
     *seconds* limit training and difficulty measurement, without evaluation: the budgets of `quintain compare`. The step
     that reaches a limit is the last.
     """
