@@ -34,7 +34,7 @@ class RolloutRequest:
         system: replaces the environment's system message.
         engine: replaces the context's engine.
         seed: of every episode, to replay one; ``None`` derives it.
-        step: of the run, for its rewards; ``None``: the context's.
+        step: of the run, for its rewards; 0: the context's.
     """
 
     environment: Environment[Any, Any]
@@ -46,7 +46,7 @@ class RolloutRequest:
     system: str = ""
     engine: Engine | None = None
     seed: int | None = None
-    step: int | None = None
+    step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,8 +223,7 @@ class RolloutRunner:
     async def _score(self, j: int, rollout: AnyRollout, spare: int) -> None:
         """Score *rollout*, then its group if it is complete, and hand that to *more*."""
         request, scored, about = self._requests[j], self._scored[j], self._rollout_context
-        step, retries = (about.step if request.step is None else request.step), about.retries
-        context = RewardContext(step=step, services=about.services)
+        context, retries = RewardContext(step=request.step or about.step, services=about.services), about.retries
         scored[rollout.sample] = await score_rollout(request.environment, rollout, context, retries)
         if self._on_rollout is not None:
             self._on_rollout(scored[rollout.sample])
