@@ -42,6 +42,7 @@ _BROUGHT = {
     "quintain-judge": "command:judge service:judge",
     "quintain-mcp": "command:mcp service:mcp",
     "quintain-openai": "engine:openai engine:openai-tokens",
+    "quintain-reward-model": "command:reward-model service:reward_model",
     "quintain-sandbox": "command:sandbox",
     "quintain-sft": "command:sft",
     "quintain-league": "service:league",
@@ -86,8 +87,7 @@ class Component:
 
     @property
     def id(self) -> str:
-        """``distribution/name``: never ambiguous."""
-        return f"{self.distribution}/{self.name}"
+        return f"{self.distribution}/{self.name}"  # never ambiguous
 
     @property
     def module(self) -> str:
