@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,6 +134,13 @@ def test_sleep_and_transports_that_are_refused(running: Running) -> None:
         VLLMServer.sharing(running.model, TOKENIZER, transport="memory")
     with pytest.raises(UsageError, match="transport_args of 'file'"):
         VLLMServer.sharing(running.model, TOKENIZER, transport_args={"fold": "/tmp"})
+
+
+def test_a_server_without_its_parent_does_not_start() -> None:
+    environment = {**os.environ, "QUINTAIN_VLLM_PARENT": "1"}
+    command = [sys.executable, "-m", "quintain_vllm.serve"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.strip()) == (1, "the process that started this server has ended")
 
 
 def test_the_server_ends_with_the_engine(running: Running) -> None:

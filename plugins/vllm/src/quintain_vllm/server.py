@@ -198,7 +198,8 @@ class VLLMServer(SyncedEngine):
             backend=self._transport.backend,
         )
         command = server_command(args | {"async_scheduling": False} | self._options, port)
-        environment = {**ENVIRONMENT, **os.environ, "VLLM_SERVER_DEV_MODE": "1"}
+        own = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
+        environment = {**ENVIRONMENT, **os.environ, **own}
         if self._transport.backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles come pickled
         handle, self._log = tempfile.mkstemp(prefix="quintain-vllm-", suffix=".log")
@@ -345,7 +346,7 @@ class VLLMServer(SyncedEngine):
 
 def server_command(args: Mapping[str, Any], port: int) -> list[str]:
     """The command that starts a server with the fields *args* of ``vllm.EngineArgs``."""
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "quintain_vllm.serve", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--served-model-name", MODEL, "--enable-scale-out", "--disable-uvicorn-access-log"]
     for name, value in args.items():
         flag = f"--{name.replace('_', '-')}"
