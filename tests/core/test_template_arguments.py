@@ -40,6 +40,15 @@ def test_a_wrong_name_shows_the_nearest() -> None:
         tokenizer.use_template({"enable_thinkng": False})
 
 
+def test_a_template_without_the_variable_renders_as_before() -> None:
+    """The defaults of a pretrained model switch thinking off, also for models that have none."""
+    tokenizer = HFTokenizer(byte_tokenizer())
+    plain = tokenizer.render(ASKED)
+    tokenizer.use_template({"enable_thinking": False})
+
+    assert plain == tokenizer.render(ASKED)
+
+
 def test_a_recipe_has_them() -> None:
     recipe = Recipe.parse('model.template = { enable_thinking = false }\n[[environments]]\nuse = "arithmetic"\n')
 

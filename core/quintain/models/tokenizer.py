@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError, did_you_mean
+from ..errors import UsageError, meaning, nearest
 from ..interfaces.tokenizer import LITERAL, Offsets
 from ..registry.lookup import current
 from ..types.rollout import Turn
@@ -101,8 +101,8 @@ class HFTokenizer:
             return
         known = meta.find_undeclared_variables(Environment().parse(str(self.hf.chat_template or "")))
         for name in set(arguments) - known:
-            if near := did_you_mean(name, known):
-                raise UsageError(f"model.template: the chat template of {self.name} has no variable {name!r}{near}")
+            if hint := meaning(nearest(name, known)):
+                raise UsageError(f"model.template: the chat template of {self.name} has no variable {name!r}{hint}")
         self.hf.init_kwargs[_SAVED_TEMPLATE] = dict(arguments)
         self.name = _fingerprint(self.hf)
 
