@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +63,13 @@ def test_without_staleness_it_is_the_synchronous_run(model: Path, tmp_path: Path
     clean = [[{k: v for k, v in r.items() if k not in drop} for r in shared(tmp_path / n)] for n in ("sync", "async")]
     assert clean[0] == clean[1]
     assert weights(tmp_path / "sync") == weights(tmp_path / "async")
+    if not plan:
+        page = HERE.parent.parent / "docs" / "health.md"
+        (table,) = re.findall(r"^Runs with a \[schedule\].*?\n\n((?:\|.*\n)+)", page.read_text(encoding="utf-8"), re.M)
+        names = {n for row in re.findall(r"^\| (`[^|]*) \|", table, re.M) for n in re.findall(r"`([^`]+)`", row)}
+        written = {name for record in metrics(tmp_path / "async") for name in record if name.startswith(OWN)}
+        # `metrics` leaves rates out; a reason for a rejection is written if there is one.
+        assert written == names - {"throughput.tokens_per_second", "groups.rejected.stale"}
 
 
 def tokens_behind(place: Path, steps: int) -> Counter[int]:

@@ -13,6 +13,7 @@ from transformers import AutoTokenizer
 from quintain import Message, Sampled, ToolCall
 from quintain.cli import main
 from quintain.errors import UnknownNameError, UsageError
+from quintain.interfaces.tokenizer import LITERAL
 from quintain.models import HFTokenizer
 from quintain.testing import isolated_plugins
 from quintain.training import Conversation, Recipe, for_terminal
@@ -130,11 +131,18 @@ def test_a_tokenizer_without_a_template() -> None:
 
 
 def test_a_refusal_quotes_the_template() -> None:
-    """gpt-oss refuses raw channels in the content of a message, which it never gets from a conversation."""
+    """A list of messages that a template refuses is refused in the template's words."""
+    messages = [Message("user", "a"), Message("user", "b")]
+    with pytest.raises(UsageError, match="roles must alternate"):
+        tokenizer_of("Mistral").apply_template(messages)
+
+
+def test_control_tokens_that_a_template_refuses_are_text() -> None:
+    """gpt-oss refuses raw channels in the content of a message; what the policy says must not end a run."""
     messages = [Message("user", "a"), Message("assistant", "<|channel|>")]
-    with pytest.raises(UsageError, match="channel tags"):
-        tokenizer_of("gpt-oss").apply_template(messages)
-    assert "<|channel|>final" in tokenizer_of("gpt-oss").render(messages)
+    tokenizer = tokenizer_of("gpt-oss")
+    assert f"<{LITERAL}|channel|>" in tokenizer.apply_template(messages)
+    assert "<|channel|>final" in tokenizer.render(messages)
 
 
 def test_a_recipe_names_the_format(tmp_path: Path) -> None:

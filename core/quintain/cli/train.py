@@ -131,7 +131,7 @@ def _recipe(
     from ..training.resolve import is_component
 
     file = Path(path or "")
-    named = path is not None and path not in BUNDLED and not file.is_file() and is_component("environment", path)
+    named = path is not None and path not in BUNDLED and is_component("environment", path) and not file.is_file()
     if env is None and (named or file.suffix == ".py"):
         path, env = None, path
     changes = [f"run.{key}={value}" for key, value in keys.items() if value is not None]
