@@ -79,7 +79,7 @@ def test_wordings_hold_their_numbers_and_replies_their_answers() -> None:
         assert worked(task).endswith(f"\n#### {task.answer}")
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_it_is_what_start_writes(tmp_path: Path) -> None:
     """On the processor and with the torch that trained it, to the last bit."""
     (shipped,) = SHIPPED.iterdir()
