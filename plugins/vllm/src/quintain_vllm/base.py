@@ -69,7 +69,7 @@ class SyncedEngine(TokenEngine):
         tokenizer: HFTokenizer,
         config: Any,
         module: Any,
-        dtype: str,
+        dtype: str | None,
         context: int | None,
         recompute_kv: bool,
         canary: bool,
@@ -80,7 +80,9 @@ class SyncedEngine(TokenEngine):
         if context is not None and not 2 <= context <= supported:
             raise UsageError(f"context is {context}; this model takes 2 to {supported}, or none for {supported}")
         self.tokenizer, self.context = tokenizer, context or supported
-        self.module, self.dtype = module, dtype
+        if module is not None and dtype in (None, "auto"):
+            dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
+        self.module, self.dtype = module, str(dtype)
         self._folder, self._config, self._vocabulary = folder, config, config.get_text_config().vocab_size
         self._recompute_kv, self._checks, self._tolerance = recompute_kv, canary, canary_tolerance
         self._transport, self._transport_open = transport, False

@@ -100,10 +100,9 @@ class VLLMEngine(SyncedEngine):
             UsageError: a setting is out of range, or vLLM is not installed.
         """
         engine = cls.__new__(cls)
-        own = str(next(module.parameters()).dtype).removeprefix("torch.")
         engine._set_up(
-            "", tokenizer, base_of(module).config, module, own if dtype in (None, "auto") else str(dtype), slots,
-            context, recompute_kv, canary, canary_tolerance, sleep_mode, options,
+            "", tokenizer, base_of(module).config, module, dtype, slots, context, recompute_kv, canary,
+            canary_tolerance, sleep_mode, options,
         )  # fmt: skip
         if adapters:
             if not hasattr(module, "peft_config"):
@@ -119,7 +118,7 @@ class VLLMEngine(SyncedEngine):
         tokenizer: HFTokenizer,
         config: Any,
         module: Any,
-        dtype: str,
+        dtype: str | None,
         slots: int,
         context: int | None,
         recompute_kv: bool,

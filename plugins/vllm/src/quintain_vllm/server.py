@@ -106,8 +106,6 @@ class VLLMServer(SyncedEngine):
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
         """
         engine = cls.__new__(cls)
-        own = str(next(module.parameters()).dtype).removeprefix("torch.")
-        dtype = own if dtype in (None, "auto") else str(dtype)
         engine._set_up(
             "", tokenizer, base_of(module).config, module, url=url, dtype=dtype, slots=slots, context=context,
             recompute_kv=recompute_kv, canary=canary, canary_tolerance=canary_tolerance, transport=transport,
@@ -123,7 +121,7 @@ class VLLMServer(SyncedEngine):
         module: Any,
         *,
         url: str,
-        dtype: str,
+        dtype: str | None,
         slots: int,
         context: int | None,
         recompute_kv: bool,
