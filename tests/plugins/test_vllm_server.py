@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,10 @@ pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[Running]:
-    """A server that the engine starts."""
-    started = Running(tiny_model(hidden=128), VLLMServer)
+    """A server that the engine starts; it closes connections after a second without a request, not after five."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "1")
+        started = Running(tiny_model(hidden=128), VLLMServer)
     yield started
     started.close()
 
@@ -67,6 +70,20 @@ def test_scores_are_those_of_a_plain_forward(running: Running) -> None:
     for start, temperature in [(1, 1.0), (30, 0.7), (39, 1.0)]:
         scores = running.do(running.engine.score(ids, start, temperature))
         assert scores == pytest.approx(plain_logps(running.model, ids[:start], ids[start:], temperature), abs=2e-4)
+
+
+def test_connections_that_the_server_closes_are_replaced(running: Running) -> None:
+    """While the learner computes, the event loop stands still, and nobody notices that a connection was closed."""
+    engine, sampling = running.engine, Sampling(seed=3, max_tokens=3)
+
+    async def learn_between() -> None:
+        first = await engine.sample([1], sampling)
+        time.sleep(1.5)  # noqa: ASYNC251 -- the learner would compute here
+        assert await engine.sample([1], sampling) == first
+        time.sleep(1.5)  # noqa: ASYNC251 -- the learner would compute here
+        assert await engine.update(Other(running.model, 0)) == 0
+
+    running.do(learn_between())
 
 
 def test_a_cancelled_request_is_aborted(running: Running) -> None:

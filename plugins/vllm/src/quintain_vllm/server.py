@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,11 @@ from .transports import transport_named
 
 MODEL = "policy"
 """Name under which the server offers the model."""
+GENERATE = "inference/v1/generate"
 CLAMPED = -9999.0
 """What the server sends for a log-prob that is not a number."""
+IDLE_SECONDS = 2.0
+"""How long a connection without a request is kept; vLLM closes its end after 5 s."""
 
 
 class VLLMServer(SyncedEngine):
@@ -151,7 +155,7 @@ class VLLMServer(SyncedEngine):
         self._slots, self._options, self._start_timeout = slots, dict(options or {}), start_timeout
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._server: asyncio.subprocess.Process | None = None
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[str, aiohttp.ClientSession] = {}
         self._count = 0
         self._log = ""
         self.path = f"vLLM behind a server over {type(config).__name__}"
@@ -159,11 +163,13 @@ class VLLMServer(SyncedEngine):
     # -- SyncedEngine
 
     async def _start(self) -> None:
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=None),
-            connector=aiohttp.TCPConnector(limit=0),
-            headers=self._headers,
-        )
+        connectors = {
+            "pooled": aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_SECONDS),
+            "fresh": aiohttp.TCPConnector(limit=0, force_close=True),
+        }
+        for name, connector in connectors.items():
+            timeout = aiohttp.ClientTimeout(total=None)
+            self._sessions[name] = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers)
         self._url = self._given_url
         if not self._url:
             await self._launch()
@@ -209,9 +215,8 @@ class VLLMServer(SyncedEngine):
             os.close(handle)
 
     async def _healthy(self) -> bool:
-        assert self._session is not None
         try:
-            async with self._session.get(f"{self._url}/health") as response:
+            async with self._sessions["fresh"].get(f"{self._url}/health") as response:
                 return response.status == 200
         except aiohttp.ClientError:
             return False
@@ -223,9 +228,8 @@ class VLLMServer(SyncedEngine):
         return "; its log ends with: " + " | ".join(lines[-3:])[-600:]
 
     async def _stop(self) -> None:
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        while self._sessions:
+            await self._sessions.popitem()[1].close()
         if self._server is not None:
             server, self._server = self._server, None
             # The server ends its workers when it is asked to; what is left of its session after that is killed.
@@ -237,20 +241,36 @@ class VLLMServer(SyncedEngine):
             os.unlink(self._log)
 
     async def _request(self, method: str, path: str, body: Any = None, **query: Any) -> str:
-        if self._session is None:
+        """The text of an answer.
+
+        A server closes connections that have had no request for some seconds, and may do so while the next one is on
+        its way. Only a request for tokens, a function of its seed, can be sent twice: it takes a connection of the pool
+        and is repeated on a new one. The others take a new one at once.
+        """
+        if not self._sessions:
             raise UsageError("the engine vllm-server is not started: use it inside `async with engine:`")
         params = {name: str(value).lower() if isinstance(value, bool) else value for name, value in query.items()}
+        exchange = partial(self._exchange, method, path, body, params)
         try:
-            async with self._session.request(method, f"{self._url}/{path}", json=body, params=params) as response:
-                text = await response.text()
+            if path != GENERATE:
+                return await exchange("fresh")
+            try:
+                return await exchange("pooled")
+            except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
+                return await exchange("fresh")
         except aiohttp.ClientError as e:
             raise InfrastructureError(
                 f"the server of vLLM at {self._url} does not answer: {e or type(e).__name__}"
             ) from e
+
+    async def _exchange(self, method: str, path: str, body: Any, params: Mapping[str, Any], session: str) -> str:
+        url = f"{self._url}/{path}"
+        async with self._sessions[session].request(method, url, json=body, params=params) as response:
+            text = await response.text()
         if response.status == 404:
             raise UsageError(
-                f"{self._url}/{path} does not exist: start the server with VLLM_SERVER_DEV_MODE=1 and "
-                "--enable-scale-out, as docs/vllm.md shows"
+                f"{url} does not exist: start the server with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out, as "
+                "docs/vllm.md shows"
             )
         if response.status != 200:
             raise InfrastructureError(f"vLLM answered {response.status} to /{path}: {text[:400]}")
@@ -276,7 +296,7 @@ class VLLMServer(SyncedEngine):
             "cache_salt": f"version {self.version}",
         }
         try:
-            answer = json.loads(await self._post("inference/v1/generate", body))
+            answer = json.loads(await self._post(GENERATE, body))
         except asyncio.CancelledError:
             # the closed connection aborts it, too, once the server notices
             self._later(self._post("abort_requests", {"request_ids": [f"generate-tokens-{request_id}"]}))
