@@ -7,6 +7,7 @@ import gc
 import importlib.util
 import itertools
 import json
+import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ from quintain.evaluation.estimates import cons_at_k, pass_at_k, wilson
 from quintain.evaluation.evaluation import Evaluation, check_controls, evaluate, frozen_heap, tasks_of
 from quintain.interfaces.agent import Agent
 from quintain.interfaces.environment import Environment, control
-from quintain.interfaces.reward import reward
+from quintain.interfaces.reward import group_reward, reward
 from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.testing.scripted import ScriptedEngine
@@ -370,7 +371,7 @@ def test_eval_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert (found["environment"], found["split"], found["engine"]) == ("doubling", "test", "@oracle")
     assert (found["tasks"], found["rollouts"], found["failed"]) == (5, 20, 0)
     assert found["terminations"] == {"finished": 20}
-    assert err == "", "what takes a moment needs no progress"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d doubling test \.\.\.\n", err), "one line before it begins"
 
 
 def test_progress_without_a_terminal_is_sparse(
@@ -384,7 +385,20 @@ def test_progress_without_a_terminal_is_sparse(
         for done in range(1, 41):
             clock = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
             screen.advance()
-    assert capsys.readouterr().err.splitlines() == [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
+    lines = [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
+    assert capsys.readouterr().err.splitlines() == ["sums test ...", *lines]
+
+
+def test_a_phase_is_announced_the_first_time_and_while_it_takes_long(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 0.0
+    monkeypatch.setattr("quintain.training.screen.time.monotonic", lambda: clock)
+    with Screen() as screen:
+        for step, seconds in enumerate((3, 12, 2, 1)):
+            screen.phase(f"step {step}: rollouts", 40)
+            clock += seconds
+    assert capsys.readouterr().err.splitlines() == ["step 0: rollouts ...", "step 2: rollouts ..."]
 
 
 @pytest.mark.usefixtures("plugins")
@@ -474,6 +488,77 @@ def test_eval_that_is_interrupted_says_so_in_json(
         signal.signal(signal.SIGINT, before)
     assert status == 130
     assert json.loads(out)["error"]["type"] == "Interrupted"
+
+
+def interrupted(environment: Environment[Any, Any], after: int, **settings: Any) -> Evaluation:
+    """An evaluation of one episode at a time whose task is cancelled when *after* rollouts are scored."""
+
+    async def run() -> Evaluation:
+        task = asyncio.current_task()
+        scored: list[Any] = []
+
+        def progress(rollout: Any) -> None:
+            scored.append(rollout)
+            if len(scored) == after:
+                assert task is not None
+                task.cancel()
+
+        async with ScriptedEngine(replies=sometimes_right) as engine:
+            return await evaluate(environment, engine, concurrency=1, progress=progress, **settings)
+
+    return asyncio.run(run())
+
+
+def test_an_interrupted_evaluation_has_the_rollouts_that_are_scored() -> None:
+    whole = measured(Doubling(), samples=4, seed=3)
+    part = interrupted(Doubling(), 10, samples=4, seed=3, partial=True)
+    replies = {(r.group, r.sample): r.reply for r in whole.rollouts}
+    assert 10 <= len(part.rollouts) < 24 == part.planned and part.interrupted
+    assert all(r.reply == replies[r.group, r.sample] for r in part.rollouts)
+    assert part.accuracy is not None and part.accuracy.tasks == len(part.groups)
+    assert (whole.planned, whole.interrupted) == (24, False)
+    with pytest.raises(asyncio.CancelledError):
+        interrupted(Doubling(), 10, samples=4)
+
+
+def test_rewards_that_compare_samples_score_complete_groups_of_an_interrupted_evaluation() -> None:
+    @group_reward
+    def longest(rollouts: Sequence[Rollout[Task, None]]) -> list[float]:
+        most = max(len(r.reply) for r in rollouts)
+        return [float(len(r.reply) == most) for r in rollouts]
+
+    class Compared(Doubling):
+        reward = longest
+
+    part = interrupted(Compared(), 10, samples=4, partial=True)
+    assert part.interrupted and [len(g.rollouts) for g in part.groups] == [4] * len(part.groups)
+    assert all(r.outcome is not None for r in part.rollouts) and part.accuracy is not None
+    with pytest.raises(asyncio.CancelledError):  # no group is complete
+        interrupted(Compared(), 2, samples=4, partial=True)
+
+
+@pytest.mark.usefixtures("plugins")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_eval_shows_and_writes_what_is_finished_when_it_is_stopped(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int
+) -> None:
+    async def rollout(self: Doubling, task: Task, agent: Agent) -> None:
+        if task.answer == 406:
+            signal.raise_signal(number)
+            await asyncio.Event().wait()
+        agent.user(task.prompt)
+        await agent.turn()
+
+    monkeypatch.setattr(Doubling, "rollout", rollout)
+    out = tmp_path / "some.jsonl"
+    argv = ["doubling", "-e", "@oracle", "--samples", "2", "--concurrency", "1", "--out", str(out)]
+    status, text, _ = called(capsys, *argv)
+    answers = [json.loads(line)["task"]["answer"] for line in out.read_text().splitlines()]
+    assert status == 130 and set(answers) <= {400, 402, 404} and 1 <= len(answers) <= 6
+    assert f"interrupted: {len(answers)} of 12 rollouts" in text and "100.0%" in text
+    status, text, _ = called(capsys, *argv, "--json")
+    found = json.loads(text)
+    assert status == 130 and found["interrupted"] and (found["rollouts"], found["planned"]) == (len(answers), 12)
 
 
 @pytest.mark.usefixtures("plugins")

@@ -87,6 +87,26 @@ def test_a_write_that_the_text_does_not_show_is_explained_when_it_happens() -> N
     assert "keep the state of an episode in local variables" in played.termination.reason
 
 
+def test_overridden_methods_and_classes_inside_a_method_are_not_checked() -> None:
+    class Abstract(Sound):
+        def tasks(self, split: str) -> Iterable[Task]:  # type: ignore[empty-body]
+            """A subclass gives them."""
+
+    class Whole(Abstract):
+        def tasks(self, split: str) -> Iterable[Task]:
+            return TASKS
+
+        async def rollout(self, task: Task, agent: Any) -> None:
+            class Board:
+                def __init__(self) -> None:
+                    self.moves = 0
+
+            agent.user(f"{task.prompt} {Board().moves}")
+            await agent.turn()
+
+    check_class(Whole)
+
+
 def test_tasks_that_return_nothing_are_found() -> None:
     class Nothing(Sound):
         def tasks(self, split: str) -> Iterable[Task]:  # type: ignore[empty-body]
@@ -126,6 +146,8 @@ def test_the_command_line_names_the_mistake(tmp_path: Path, capsys: pytest.Captu
 
     assert 1 == main(["check", f"{file}:Counting"])
     assert "Counting.tasks, line 10, assigns to self.n" in capsys.readouterr().out
+    assert 2 == main(["eval", f"{file}:Counting", "--engine", "@oracle"])
+    assert "Counting.tasks, line 10, assigns to self.n" in capsys.readouterr().err
 
 
 CHANGING = """
@@ -152,9 +174,13 @@ class Equal(Environment):
 def test_tasks_that_change_are_refused_before_a_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    pytest.importorskip("torch", reason="training needs quintain[train]")
     (tmp_path / "tasks.py").write_text(CHANGING)
 
+    assert 1 == main(["eval", "--controls", f"{tmp_path}/tasks.py:Changing"])
+    assert "the tasks of 'test' change from call to call" in capsys.readouterr().err
+    assert 1 == main(["eval", "--controls", f"{tmp_path}/tasks.py:Equal"])  # its reward is always 0
+    assert "the splits 'train' and 'test' are equal" in caplog.text
+    pytest.importorskip("torch", reason="training needs quintain[train]")
     assert 1 == main(["train", "--dry-run", "--env", f"{tmp_path}/tasks.py:Changing"])
     assert "the tasks of 'train' change from call to call" in capsys.readouterr().err
     assert 0 == main(["train", "--dry-run", "--env", f"{tmp_path}/tasks.py:Equal"])

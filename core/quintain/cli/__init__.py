@@ -140,7 +140,12 @@ def _run(words: list[str], as_json: bool) -> int:
     try:
         status: Any = root.main(args=words, prog_name="quintain", standalone_mode=False)
     except click.ClickException as e:
-        return _fail(e.format_message(), type(e).__name__, e.exit_code, as_json, click_error=e)
+        text, context = e.format_message(), getattr(e, "ctx", None)
+        if type(e).__name__ == "NoArgsIsHelpError" and not as_json:  # the message is the help
+            click.echo(text, err=True)
+            return e.exit_code
+        hint = f" (`{context.command_path} --help` shows the options)" if context else ""
+        return _fail(f"{text[:1].lower()}{text[1:]}{hint}", type(e).__name__, e.exit_code, as_json)
     except UsageError as e:
         return _fail(str(e), type(e).__name__, 2, as_json)
     except QuintainError as e:
@@ -170,11 +175,9 @@ def _is_read() -> bool:
     return not stdout.poll(0)
 
 
-def _fail(message: str, kind: str, status: int, as_json: bool, click_error: click.ClickException | None = None) -> int:
+def _fail(message: str, kind: str, status: int, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"error": {"type": kind, "message": message}}))
-    elif click_error is not None:
-        click_error.show()  # with the usage line
     else:
         from ..training.screen import printable
 

@@ -94,7 +94,8 @@ def evaluate(
     """Evaluate a policy on ENVIRONMENT: pass@1 with a 95 % interval, pass@k, cons@k.
 
     ENVIRONMENT is the name of an installed environment, module:Class or path/to/file.py:Class. Rollouts that failed
-    for reasons other than the policy are excluded from every estimate and reported separately.
+    for reasons other than the policy are excluded from every estimate and reported separately. Ctrl-C and SIGTERM show
+    and write the rollouts that are finished; the exit status is then 130.
 
     \b
     quintain eval arithmetic --engine @oracle --tasks 100
@@ -147,12 +148,12 @@ def evaluate(
             run_stoppable(_controls(spec, chosen, settings | {"count": tasks or CONTROL_TASKS})), as_json
         )
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings))
+    result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings | {"partial": True}))
     if out is not None:
         lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
         write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())
     _show(result, as_json, out)
-    return _verdict(result, max_failures)
+    return 130 if result.interrupted else _verdict(result, max_failures)
 
 
 async def _evaluated(
@@ -303,6 +304,9 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
     if (r := result.reward) and result.accuracy and abs(r.value - result.accuracy.value) > 1e-9:
         table.add_row(Text("reward", style="cyan"), f"{r.value:.4g}", f"{r.low:.4g} - {r.high:.4g}", str(r.tasks))
     console.print(table)
+    if result.interrupted:
+        about = f"{len(result.rollouts)} of {result.planned} rollouts; short episodes end first and weigh too much"
+        console.print(f"interrupted: {about}", highlight=False)
     terminations = ", ".join(f"{n} {kind}" for kind, n in result.terminations.items())
     console.print(
         f"terminations: {terminations}; {result.tokens:.1f} tokens per rollout; {result.seconds:.1f} s", highlight=False

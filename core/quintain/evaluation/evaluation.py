@@ -6,7 +6,9 @@ estimate and counted apart.
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,25 +18,27 @@ from functools import cached_property
 from itertools import islice
 from typing import Any
 
-from ..errors import NoTasksError, UsageError, did_you_mean
+from ..errors import EnvironmentFault, NoTasksError, UsageError, did_you_mean
 from ..interfaces.engine import Engine
 from ..interfaces.environment import SPLITS, Environment, yielded
 from ..interfaces.reward import RewardContext
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from ..rollouts.scoring import score_group, score_rollout
-from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, reaches
+from ..types.rollout import SCORE_TOLERANCE, SUCCESS, AnyGroup, AnyRollout, Group, reaches
 from ..types.sampling import Sampling
 from ..types.task import Task
 from .answers import final_answer
 from .controls import ControlEngine
 from .estimates import Estimate, cons_at_k, default_ks, mean, pass_at_k, proportion
 
+_log = logging.getLogger(__name__)
 AnswerOf = Callable[[AnyRollout], str | None]
 
 MOST_TASKS = 50_000
 """A split with more tasks than this counts as endless: the caller must say how many to take."""
 
 MOST_SAMPLES = 65_536
+COMPARED = 100  # tasks of a split that are compared with those of another call, or of another split
 
 YOUNG_OBJECTS = 20_000
 """New objects between two collections while episodes run; Python's default is 700."""
@@ -66,6 +70,7 @@ class Evaluation:
         samples: rollouts asked for per task.
         ks: the k of pass@k and cons@k.
         success: outcome from which on a rollout counts as right.
+        planned: rollouts that were to be made; there are fewer after an interruption.
     """
 
     environment: str
@@ -78,6 +83,7 @@ class Evaluation:
     seconds: float
     ks: tuple[int, ...]
     success: float = SUCCESS
+    planned: int = 0
     answer_of: AnswerOf = field(default=lambda rollout: final_answer(rollout.reply), repr=False)
 
     @cached_property
@@ -129,6 +135,11 @@ class Evaluation:
         return tuple(r for g in self.groups for r in g.rollouts)
 
     @property
+    def interrupted(self) -> bool:
+        """Whether rollouts are missing; short episodes end first, so the estimates favour them."""
+        return len(self.rollouts) < self.planned
+
+    @property
     def terminations(self) -> dict[str, int]:
         """How many rollouts ended in which way, the most frequent first."""
         return dict(Counter(r.termination.kind.value for r in self.rollouts).most_common())
@@ -176,6 +187,8 @@ class Evaluation:
             "tasks": len(self.groups),
             "samples": self.samples,
             "rollouts": len(self.rollouts),
+            "interrupted": self.interrupted,
+            "planned": self.planned,
             "failed": sum(not r.valid for r in self.rollouts),
             "terminations": self.terminations,
             "failures": self.reasons,
@@ -206,6 +219,7 @@ async def evaluate(
     services: Mapping[str, Any] | None = None,
     answer_of: AnswerOf | None = None,
     progress: Callable[[AnyRollout], None] | None = None,
+    partial: bool = False,
 ) -> Evaluation:
     """Run *samples* episodes on each task and score them.
 
@@ -225,6 +239,7 @@ async def evaluate(
         answer_of: the answer that a rollout votes for in cons@k, ``None`` for none; by default `final_answer` of its
             reply.
         progress: called with every rollout as it is scored.
+        partial: if the task is cancelled, return what is scored by then, unless that is nothing.
 
     Raises:
         NoTasksError: the split has none.
@@ -250,9 +265,27 @@ async def evaluate(
         about: Any = {"name": name, "index": index, "visit": seen[task.id], "system": system}
         requests.append(RolloutRequest(environment=environment, task=task, group_size=samples, **about))
         seen[task.id] += 1
+    scored: dict[int, list[AnyRollout]] = {}
+
+    def on_rollout(rollout: AnyRollout) -> None:
+        scored.setdefault(rollout.group, []).append(rollout)
+        if progress is not None:
+            progress(rollout)
+
     start = time.monotonic()
-    with frozen_heap():
-        groups = await run_groups(requests, context, progress)
+    try:
+        with frozen_heap():
+            groups = await run_groups(requests, context, on_rollout)
+    except asyncio.CancelledError:
+        whole = environment.reward.group  # its scores compare the samples of a complete group
+        done = {i: g for i, g in sorted(scored.items()) if len(g) == samples or not whole}
+        if not partial or not done:
+            raise
+        groups = []
+        for index, rollouts in done.items():
+            ordered = tuple(sorted(rollouts, key=lambda rollout: rollout.sample))
+            group = Group(task=requests[index].task, rollouts=ordered, environment=name, index=index)
+            groups.append(await score_group(environment, group, RewardContext(services=context.services), retries))
     return Evaluation(
         environment=name,
         split=split,
@@ -264,6 +297,7 @@ async def evaluate(
         seconds=time.monotonic() - start,
         ks=ks,
         success=success,
+        planned=len(requests) * samples,
         **({"answer_of": answer_of} if answer_of else {}),
     )
 
@@ -321,6 +355,24 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
     return tasks
 
 
+def first_tasks(environment: Environment[Any, Any], split: str, name: str) -> list[Task]:
+    """The first tasks of *split*; warn if they are those of ``train``.
+
+    Raises:
+        EnvironmentFault: they change from call to call, or the environment's own code failed.
+        NoTasksError, UsageError: as `evaluate`.
+    """
+    first, again = (tasks_of(environment, split, COMPARED, name=name) for _ in range(2))
+    if [task.id for task in first] != [task.id for task in again]:
+        raise EnvironmentFault(
+            f"environment {name!r}: the tasks of {split!r} change from call to call, so no run could be resumed or "
+            "repeated; draw random tasks with a generator that is seeded by the fields and the split"
+        )
+    if split != "train" and len(first) > 1 and first == [*islice(yielded(environment, "tasks", "train"), COMPARED)]:
+        _log.warning("environment %r: the splits 'train' and %r are equal: nothing is held out", name, split)
+    return first
+
+
 def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
     if not 1 <= samples <= MOST_SAMPLES:
         raise UsageError(f"{samples} samples per task were asked for; expected 1 to {MOST_SAMPLES:,}")
@@ -357,9 +409,11 @@ async def check_controls(
         settings: as for `evaluate`.
 
     Raises:
-        As `evaluate`.
+        As `evaluate` and `first_tasks`.
     """
-    settings["tasks"] = tasks_of(environment, settings.get("split", "test"), count, name=settings.get("name", ""))
+    split, name = settings.get("split", "test"), settings.get("name") or type(environment).__name__
+    first_tasks(environment, split, name)
+    settings["tasks"] = tasks_of(environment, split, count, name=name)
     controls = environment.controls()
     played = {n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls}
     floor = [t.reward for t in played["nop"].results]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 from types import ModuleType
 
-from ..errors import EnvironmentFault, NoTasksError, QuintainError, UsageError
-from ..evaluation.evaluation import tasks_of
+from ..errors import NoTasksError, QuintainError, UsageError
+from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..models.hf import check_available
 from ..models.load import as_device
@@ -27,9 +26,6 @@ from .resolve import (
     shares,
 )
 from .sources import model_source
-
-_log = logging.getLogger(__name__)
-COMPARED = 100  # tasks of a split that are compared with those of another call, or of another split
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -103,22 +99,16 @@ def check_tasks(spec: EnvironmentSpec, algorithm: Algorithm) -> None:
         UsageError: the plan orders tasks by level and the first has none.
         EnvironmentFault: the code of the environment failed, or its tasks change.
     """
-    environment = spec.make({})
-    first, again = (tasks_of(environment, "train", COMPARED, name=spec.name) for _ in range(2))
-    if [task.id for task in first] != [task.id for task in again]:
-        raise EnvironmentFault(
-            f"environment {spec.name!r}: the tasks of 'train' change from call to call, so a run could not be "
-            "resumed; draw random tasks with a generator that is seeded by the fields and the split"
-        )
+    first = first_tasks(spec.make({}), "train", spec.name)
     curriculum_kind(algorithm.plan).check(first[0], spec.name, algorithm.plan)
 
 
 def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
-    """Look for a first task in every split that the evaluations use.
+    """Look for tasks in every split that the evaluations use, which must be the same in each call.
 
     Raises:
         NoTasksError: a split is empty; the message names the key that disables its evaluation.
-        EnvironmentFault: the code of the environment failed.
+        EnvironmentFault: the code of the environment failed, or its tasks change.
     """
     table, environment = recipe.evaluation, spec.make({})
     final, own = table.test, spec.table.split if isinstance(spec.table, EvaluatedTable) else None
@@ -129,8 +119,6 @@ def check_evaluation(recipe: Recipe, spec: EnvironmentSpec) -> None:
         if used == 0:
             continue
         try:
-            held_out = tasks_of(environment, split, COMPARED, name=spec.name)
+            first_tasks(environment, split, spec.name)
         except NoTasksError as e:
             raise NoTasksError(f"{e}. To train without: --set {key}=0") from e
-        if split != "train" and len(held_out) > 1 and held_out == tasks_of(environment, "train", COMPARED):
-            _log.warning("environment %r: the splits 'train' and %r are equal: nothing is held out", spec.name, split)

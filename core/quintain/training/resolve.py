@@ -82,11 +82,14 @@ def resolve_environment(
     Raises:
         UnknownNameError: no such environment or reward.
         PluginError: the component cannot be loaded, or is not an environment.
+        UsageError: its class has a mistake.
         RecipeError: an expression is invalid, or there is no reward.
     """
     component = current().load("environment", name)
     if not (isinstance(component, type) and issubclass(component, Environment)):
         raise PluginError(f"environment {name!r} is {component!r}; expected a subclass of quintain.Environment")
+    if current().matching("check", "command"):  # quintain-authoring, which explains mistakes that its source shows
+        current().load("command", "check").check_class(component)
     outcome = parse_reward(reward, _reward, where="reward") if reward else None
     if outcome is None and not isinstance(getattr(component, "reward", None), Reward):
         raise RecipeError(

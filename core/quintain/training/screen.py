@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 import sys
@@ -25,11 +26,13 @@ class Screen(AbstractContextManager["Screen"]):
     Args:
         out: stream to write to.
         quiet: write only warnings.
+        dated: begin each line with the local time.
     """
 
-    def __init__(self, out: TextIO | None = None, *, quiet: bool = False) -> None:
+    def __init__(self, out: TextIO | None = None, *, quiet: bool = False, dated: bool = False) -> None:
         self._out = out or sys.stderr
-        self._quiet = quiet
+        self._quiet, self._dated = quiet, dated
+        self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
         self._steps, self._split = 0, "held-out"
         self._began = time.monotonic()
         self._done_before = 0
@@ -52,7 +55,11 @@ class Screen(AbstractContextManager["Screen"]):
         self._steps, self._done_before, self._began, self._split = steps, done, time.monotonic(), split
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Start the phase *name*, with *total* items."""
+        """Start the phase *name*, with *total* items; report that if its kind is new or took over `PAUSE` seconds."""
+        before, kind = (re.sub(r"\d+", "", text) for text in (self._phase_name, name))
+        self._took[before], self._phase_began = time.monotonic() - self._phase_began, time.monotonic()
+        if name and self._took.get(kind, PAUSE) >= PAUSE:
+            self.note(f"{name} ...")
         self._phase_name, self._items, self._items_done = name, total, 0
         self._tenths, self._reported = 0, time.monotonic()
 
@@ -87,7 +94,7 @@ class Screen(AbstractContextManager["Screen"]):
         return (time.monotonic() - self._began) / max(done, 1) * (self._steps - step)
 
     def _print(self, text: str) -> None:
-        print(printable(text), file=self._out, flush=True)
+        print(f"{time.strftime('%F %T ') * self._dated}{printable(text)}", file=self._out, flush=True)
 
 
 class LiveScreen(Screen):
@@ -150,9 +157,9 @@ class LiveScreen(Screen):
 
 
 def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
-    """The live screen on a terminal, plain lines elsewhere."""
+    """The live screen on a terminal, plain lines with the time elsewhere."""
     out = out or sys.stderr
-    return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet)
+    return LiveScreen(out) if out.isatty() and not quiet else Screen(out, quiet=quiet, dated=True)
 
 
 SHOWN = (

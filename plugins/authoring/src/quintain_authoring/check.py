@@ -16,7 +16,18 @@ KINDS = ("environment", "reward", "algorithm", "hooks")
 COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "yellow"}
 
 
-@click.command()
+class Checker(click.Command):
+    """The command; Quintain calls `check_class` for each environment that a command uses."""
+
+    @staticmethod
+    def check_class(component: Any) -> None:
+        """See `class_checks.check_class`."""
+        from .class_checks import check_class
+
+        check_class(component)
+
+
+@click.command(cls=Checker)
 @click.argument("name")
 @click.option("--kind", type=click.Choice(KINDS), help="Kind of the component, where NAME is ambiguous.")
 @click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the component (repeatable).")
