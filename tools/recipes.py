@@ -115,7 +115,7 @@ MEANINGS = {
     "run.max_sample_mismatch": "largest `mismatch.sample` in nats at which a run continues ([health.md](health.md)); "
     '`"none"` switches the check off',
     "model.name": '`"default"` (the small model that Quintain trains itself), a Hugging Face id, a folder, or a source',
-    "model.dtype": "precision of the engine",
+    "model.dtype": "precision of the engine; `bf16` and `fp16` are short names",
     "model.device": '`"auto"`, `"cpu"`, `"cuda"`, `"cuda:1"`',
     "model.tool_format": "how tool calls are written (`quintain list tool_format`, [tools.md](tools.md)); "
     '`"auto"`: as in the model\'s chat template',
@@ -157,7 +157,7 @@ MEANINGS = {
     "learner.weight_decay": "decoupled weight decay",
     "learner.betas": "betas of AdamW",
     "learner.max_grad_norm": "maximum norm of the gradient; larger gradients are clipped",
-    "learner.precision": "`bf16` is autocast over float32 master weights",
+    "learner.precision": "`bf16` is autocast over float32 master weights; `bfloat16` and `float16` are other names",
     "learner.float32_head": "compute logits in float32 also with a lower `precision`; an algorithm can require it",
     "learner.token_budget": "maximum tokens of a micro-batch; the gradient does not depend on it",
     "learner.checkpoint_activations": "activation checkpointing: less memory, more computation",
@@ -175,7 +175,7 @@ MEANINGS = {
     "evaluation.test.tasks": "tasks per environment; 0 disables this evaluation",
     "checkpoint.every": "steps between checkpoints; 0 means only at the end",
     "checkpoint.keep": "number of last checkpoints to keep",
-    "checkpoint.best": "also keep the checkpoint with the best held-out accuracy",
+    "checkpoint.best": "also keep the checkpoint with the best held-out accuracy, without the optimizer",
     "rollouts.keep": "files to keep: of all steps, of none, or of the last N steps",
     "stop.accuracy": "held-out accuracy of at least this value",
     "stop.minutes": "minutes of training, over all resumed parts of the run",

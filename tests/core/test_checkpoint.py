@@ -167,6 +167,42 @@ def test_last_ones_and_the_best_are_kept(folder: RunFolder) -> None:
     assert not keep.has(2)
 
 
+def test_the_best_one_is_kept_without_the_optimizer(folder: RunFolder) -> None:
+    """Once later ones are kept no resume needs it; the rest is undamaged, and a resume from it is refused."""
+    keep, trained = checkpoints(folder, keep=1), learner()
+    trained.step(batch(1))
+    keep.save(1, learner=trained, state={}, best=True)
+    expected = weights(trained)
+    assert (folder.checkpoints / "step-000001" / "learner.pt").exists(), "a resume may need it"
+    trained.step(batch(2))
+    keep.save(2, learner=trained, state={})
+
+    champion, last = keep.all()
+    assert (champion.step, last.step) == (1, 2)
+    assert not (champion.path / "learner.pt").exists()
+    subprocess.run(["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"], cwd=champion.path, check=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(champion.model, dtype="auto")
+    assert same(dict(model.state_dict()), expected)
+    last.verify()
+    with pytest.raises(RunError, match=r"without the optimizer.*--model .*step-000001/model"):
+        champion.verify()
+    (last.path / "state.json").write_text("{}")
+    with pytest.raises(RunError, match="no earlier checkpoint is undamaged"):
+        last.verify()
+
+
+def test_a_kill_while_the_optimizer_is_removed_is_made_up_for(folder: RunFolder) -> None:
+    """Between the removal and the new digests: the next checkpoint completes it."""
+    keep, trained = checkpoints(folder, keep=2), learner()
+    for step in (1, 2):
+        keep.save(step, learner=trained, state={}, best=step == 1)
+    keep.keep = 1
+    (folder.checkpoints / "step-000001" / "learner.pt").unlink()
+    keep.save(3, learner=trained, state={})
+    with pytest.raises(RunError, match="without the optimizer"):
+        keep.all()[0].verify()
+
+
 def test_unfinished_and_foreign_folders_are_ignored(folder: RunFolder) -> None:
     keep = checkpoints(folder)
     keep.save(3, learner=learner(), state={})

@@ -89,6 +89,16 @@ accuracy = 0.95
 """
 
 
+@pytest.mark.parametrize(("dtype", "precision"), [("bfloat16", "bf16"), ("float16", "fp16"), ("float32", "float32")])
+def test_precisions_have_two_names(dtype: str, precision: str) -> None:
+    """PyTorch's and the short one, in either key; the resolved recipe has one of them."""
+    for word in (dtype, precision):
+        read = Recipe.parse(SMALL, [f"model.dtype={word}", f"learner.precision={word}"])
+        assert (read.model.dtype, read.learner.precision) == (dtype, precision)
+    with pytest.raises(RecipeError, match="expected 'float32', 'bf16', 'fp16', 'bfloat16' or 'float16'; did you mean"):
+        Recipe.parse(SMALL, ["learner.precision=bfloat"])
+
+
 def test_a_copy_with_other_values_is_checked_and_keeps_the_rest() -> None:
     recipe = Recipe.parse(FULL)
     changed = recipe.replace({"run.name": "second", "environments.1.weight": 2.0})

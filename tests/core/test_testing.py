@@ -26,6 +26,7 @@ from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, isolated_plugins, rollout, run_episode
 from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.testing.scripted import conversation, fake_logp, written
+from quintain.testing.suites import difference
 from quintain.types.rollout import Rollout, TerminationKind
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task, ToolCall
@@ -407,6 +408,25 @@ def test_the_environment_suite_catches(bad: type[Guess], test: str) -> None:
     try:
         with pytest.raises(AssertionError):
             getattr(suite(), test)()
+    finally:
+        suite.teardown_class()
+
+
+def test_the_place_where_a_task_changes_is_named() -> None:
+    """Not two long values side by side."""
+    before = Secret(prompt="?", answer={"difficulty": {"sizes": [1, (2, 3)]}})
+    after = Secret(prompt="?", answer={"difficulty": {"sizes": [1, [2, 3]]}})
+
+    assert "task.answer.difficulty.sizes[1] is (2, 3), then [2, 3]" == difference(before, after, "task")
+    assert "" == difference(before, before, "task")
+    assert "task.answer.difficulty is {'sizes': [1, (2, 3)]}, then {}" == difference(
+        before, Secret(prompt="?", answer={"difficulty": {}}), "task"
+    )
+    suite = type("Suite", (EnvironmentSuite,), {"environment": Unstorable, "services": classmethod(lambda cls: {})})
+    suite.setup_class()
+    try:
+        with pytest.raises(AssertionError, match=r"task \w+ changes when .* task.answer is \(1, 2\), then \[1, 2\]"):
+            suite().test_tasks_survive_storage()
     finally:
         suite.teardown_class()
 

@@ -31,7 +31,7 @@ MISTAKES = {
     "above the range": "[stop]\naccuracy = 2",
     "word that the key does not take": '[rollouts]\nkeep = "some"',
     "count that the key does not take": "[evaluation]\ntasks = 0",
-    "another name of a precision": '[learner]\nprecision = "bfloat16"',
+    "no precision": '[learner]\nprecision = "half"',
     "one of two betas": "[learner]\nbetas = [0.9]",
     "unknown key of a limit": "[[environments]]\nuse = 'gsm8k'\nlimits = { steps = 3 }",
     "environment without a name": "[[environments]]\nweight = 2.0",

@@ -81,7 +81,8 @@ def train(
         from ..training.check import check_recipe
 
         resolved = _recipe(recipe, **choices)
-        check_recipe(resolved)
+        for note in check_recipe(resolved):
+            click.echo(note, err=True)
         click.echo(resolved.to_toml(), nl=False)
         return
     with _opened(recipe, resume, choices) as folder:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
+import math
 import os
 import socket
 import sys
@@ -70,7 +72,7 @@ def is_folder(name: str) -> bool:
     if os.path.exists(os.path.expanduser(name)) or name.startswith((".", "/", "~")) or name.endswith("/"):
         return True
     owner, slash, _ = name.partition("/")
-    return bool(slash) and os.path.isdir(owner) and not _is_cached(name)
+    return bool(slash) and os.path.isdir(owner) and not _in_cache(name)
 
 
 def check_folder(name: str) -> None:
@@ -95,8 +97,22 @@ def check_folder(name: str) -> None:
 
 def check_available(name: str) -> None:
     """That the model *name* is a folder, is in the hub's cache, or can be downloaded; raises as `check_reachable`."""
-    if not is_folder(name) and not _is_cached(name):
+    if not is_folder(name) and not _in_cache(name):
         check_reachable(name)
+
+
+def saved_parameters(name: str) -> int:
+    """Number of parameters in the safetensors files of the model *name*; 0 if they are not here or cannot be read."""
+    cached = "" if is_folder(name) else _in_cache(name)
+    folder, count = Path(cached).parent if cached else Path(os.path.expanduser(name)), 0
+    try:
+        for path in folder.glob("*.safetensors"):
+            with open(path, "rb") as file:
+                tensors = json.loads(file.read(min(int.from_bytes(file.read(8), "little"), 100_000_000)))
+            count += sum(math.prod(t["shape"]) for key, t in tensors.items() if key != "__metadata__")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return 0  # whoever loads it says what is wrong
+    return count
 
 
 def check_reachable(name: str) -> None:
@@ -119,13 +135,15 @@ def _taken(name: str) -> str:
     )
 
 
-def _is_cached(name: str) -> bool:
+def _in_cache(name: str) -> str:
+    """The path of a model's configuration in the hub's cache; empty if it is not there."""
     if importlib.util.find_spec("huggingface_hub") is None:
-        return False
+        return ""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+        path = try_to_load_from_cache(name, "config.json")
     except HFValidationError:  # no name of the hub
-        return False
+        return ""
+    return path if isinstance(path, str) else ""

@@ -8,6 +8,7 @@ import math
 import pickle
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import fields, is_dataclass
 from random import Random
 from typing import Any, ClassVar, TypeVar
 
@@ -177,7 +178,8 @@ class EnvironmentSuite(_Suite):
             for task in self.tasks(split):
                 stored = Rollout(task=task).to_json()
                 back = Rollout.from_json(stored, type(task), type(None)).task
-                assert back == task, f"a task changes when stored as JSON: {task!r} became {back!r}"
+                where = "" if back == task else difference(task, back, "task")
+                assert back == task, f"task {task.id} changes when stored as JSON: {where}"
 
     def test_controls_score_as_marked(self) -> None:
         for name, scores in self.build().controls().items():
@@ -289,6 +291,18 @@ class RewardSuite(_Suite):
         cases = [*(r for r, _ in self.gold()), *self.exploits()]
         assert cases, "give gold() or exploits()"
         return cases
+
+
+def difference(before: Any, after: Any, path: str) -> str:
+    """The first place where two values differ, and how: ``task.metadata.sizes is (1, 2), then [1, 2]``."""
+    if is_dataclass(before) and type(before) is type(after):
+        before, after = ({f.name: getattr(value, f.name) for f in fields(value)} for value in (before, after))
+    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
+        return next((d for key in before if (d := difference(before[key], after[key], f"{path}.{key}"))), "")
+    if isinstance(before, (list, tuple)) and type(before) is type(after) and len(before) == len(after):
+        pairs = zip(before, after, strict=True)
+        return next((d for i, (a, b) in enumerate(pairs) if (d := difference(a, b, f"{path}[{i}]"))), "")
+    return "" if before == after else f"{path} is {before!r:.80}, then {after!r:.80}"
 
 
 def _babbler(delay: float = 0.0) -> ScriptedEngine:

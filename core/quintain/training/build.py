@@ -15,7 +15,7 @@ from ..errors import RunError
 from ..interfaces.algorithm import Algorithm
 from ..interfaces.engine import TokenEngine
 from ..interfaces.environment import Environment
-from ..models.load import OUT_OF_MEMORY, LoadedModel
+from ..models.load import OUT_OF_MEMORY, LoadedModel, cache_bytes
 from ..models.sharing import SuggestsSlots
 from ..registry.binding import bind
 from ..registry.lookup import current
@@ -137,7 +137,10 @@ async def _run_training(
             folder.truncate_after(-1)  # also the metrics of step 0
             run.state = RunState(seconds=seconds)
         folder.append(provenance(recipe, model.module), folder.provenance_path)
-        screen.note(header(recipe, model.module))
+        rows = getattr(engine, "slots", 0)  # an engine of another process has its own memory
+        tokens = 2 * recipe.sampling.max_tokens + PROMPT
+        cache = rows and rows * cache_bytes(model.module, tokens, recipe.model.dtype)
+        screen.note(header(recipe, model.module, cache=cache))
         await run.weight_sync.sync(learner.weights())
         loop = asyncio.get_running_loop()
         with stop_on_signal(
@@ -171,6 +174,8 @@ def remarks(recipe: Recipe, algorithm: Algorithm, environments: Sequence[Environ
             f"{algorithm.name} simulates a staleness of {algorithm.plan.staleness} in synchronous runs; this run has "
             f"that of the schedule {recipe.schedule.use!r}"
         )
+    if recipe.model.lora and recipe.learner.lr < 1e-5:
+        notes.append(f"learner.lr is {recipe.learner.lr:g}, a rate for all weights; adapters usually need 1e-5 to 5e-5")
     if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):
         notes.append(
             f"{algorithm.name} requires a float32 head on both sides, but the engine decodes in "

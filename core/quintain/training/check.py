@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 
 from ..errors import NoTasksError, QuintainError, UsageError
 from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
-from ..models.hf import check_available
+from ..models.hf import check_available, saved_parameters
 from ..models.load import as_device
 from ..registry.binding import check_args
 from ..registry.lookup import current
-from ..services.manager import start_order
+from ..services.manager import find_service, start_order
 from .recipe.tables import EvaluatedTable, Recipe
 from .resolve import (
     OWN_SLOTS,
@@ -26,10 +27,14 @@ from .resolve import (
     shares,
 )
 from .sources import model_source
+from .storage import free_bytes, size_text
 
 
-def check_recipe(recipe: Recipe) -> None:
-    """Check names, arguments, service slots, tasks, and that the model can be had, without loading it.
+def check_recipe(recipe: Recipe) -> list[str]:
+    """Check names, arguments, service slots, tasks, that the model can be had, without loading it, and the disk.
+
+    Returns:
+        Notes: the services that fill slots without a name, and the room that checkpoints take.
 
     Raises:
         UsageError: the recipe does not fit the installed components.
@@ -53,14 +58,18 @@ def check_recipe(recipe: Recipe) -> None:
     specs = [resolve_environment_table(table) for table in recipe.environments]
     evaluated = [resolve_environment_table(table) for table in recipe.evaluated]
     slots = {slot for spec in (*specs, *evaluated) for slot in spec.slots} | algorithm.slots
-    for slot, component, args in start_order(chosen(recipe, algorithm), slots, dict.fromkeys(OWN_SLOTS)):
+    notes, named = [], chosen(recipe, algorithm)
+    for slot, component, args in start_order(named, slots, dict.fromkeys(OWN_SLOTS)):
         check_args(component, args, who=f"[services.{slot}]")
+        if slot not in named:
+            notes.append(f"service {slot!r}: {find_service(slot).id} (the recipe names none)")
     faults: list[QuintainError] = []
     for spec in (None, *specs, *evaluated):  # the model, then the data; all that is missing is told at once
         try:
             if spec is None:
                 if not is_model_source(recipe.model.name):
                     check_available(recipe.model.name)
+                    notes += check_disk(recipe)
                 continue
             check_args(spec.component, spec.args, who=f"environment {spec.name!r}")
             if not spec.own_slots:  # tasks that need services are checked when the services run
@@ -71,6 +80,25 @@ def check_recipe(recipe: Recipe) -> None:
         raise faults[0]
     if faults:
         raise UsageError("\n".join(dict.fromkeys(map(str, faults))))
+    return notes
+
+
+def check_disk(recipe: Recipe) -> list[str]:
+    """A note on the room that the checkpoints of a model on this machine take, besides that of one that is written.
+
+    Raises:
+        UsageError: there is less.
+    """
+    weights, table = 4 * saved_parameters(recipe.model.name), recipe.checkpoint
+    if not weights:
+        return []
+    each = weights if recipe.model.lora else 3 * weights  # and the two moments of AdamW
+    count = min(table.keep + 1, -(-recipe.run.steps // (table.every or recipe.run.steps)))
+    needed, folder = count * each + table.best * weights, Path(recipe.run.folder)
+    note = f"checkpoints take up to {size_text(needed)}; {size_text(free_bytes(folder))} are free in {folder}"
+    if needed > free_bytes(folder):
+        raise UsageError(f"{note}: make room, or set run.folder, checkpoint.keep=1 or checkpoint.best=false")
+    return [note]
 
 
 def check_group_size(recipe: Recipe, algorithm: Algorithm) -> None:

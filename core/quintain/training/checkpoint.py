@@ -4,7 +4,8 @@
 
     checkpoints/step-000020/
         model/            Hugging Face format, tokenizer included (adapters merged)
-        learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact
+        learner.pt        optimizer, counters, random-number generators; weights if model/ is not exact; not in the
+                          best checkpoint once later ones are kept
         state.json        curriculum, services, counters of the run
         state.pt          tensors of that state, if any
         checkpoint.json   step, whether it was the best so far, version, name of the tokenizer
@@ -21,6 +22,7 @@ import io
 import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -32,10 +34,11 @@ from .. import __version__
 from ..errors import RunError, StorageError
 from .policy_learner import PolicyLearner
 from .run_folder import RunFolder
-from .storage import TEMPORARY, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder
+from .storage import TEMPORARY, free_bytes, plain, remove_tree, steps_in, storage_error, sync_folder, write_atomically
 
 FORMAT = 1
 SUMS = "SHA256SUMS"
+STATE = "learner.pt"
 _SPARE = 8_000_000
 """Bytes reserved for tokenizer, configuration and state."""
 
@@ -75,11 +78,16 @@ class Checkpoint:
 
         Raises:
             RunError: a file is missing, added or different; the message names the last earlier checkpoint without such.
+            RunError: it has no optimizer state, as the best one of a run after later ones.
         """
         if not (fault := self._fault()):
+            if not (self.path / STATE).exists():
+                kept = f"{self.path} is the best checkpoint of the run, kept without the optimizer to resume it"
+                raise RunError(f"{kept}; train its model in a new run: --model {self.model}")
             return
         earlier = (path for step, path in reversed(steps_in(self.path.parent)) if step < self.step)
-        sound = next((path.name for path in earlier if not Checkpoint(path=path, step=0)._fault()), None)
+        whole = (path for path in earlier if (path / STATE).exists())
+        sound = next((path.name for path in whole if not Checkpoint(path=path, step=0)._fault()), None)
         fix = f"continue from {sound}" if sound else "start the run again; no earlier checkpoint is undamaged"
         raise RunError(f"checkpoint {self.path} is damaged ({fault}); remove the folder to {fix}")
 
@@ -119,7 +127,7 @@ class Checkpoint:
 
         state = self.state
         with _read_whole(self.path):
-            content = torch.load(self.path / "learner.pt", map_location="cpu", weights_only=True)
+            content = torch.load(self.path / STATE, map_location="cpu", weights_only=True)
             learner_state, generators = dict(content["learner"]), dict(content["generators"])
             weights = {} if "module" in learner_state else dict(_tensors(self.model))
             if "module" not in learner_state and not weights:
@@ -194,12 +202,15 @@ class CheckpointManager:
         return any(saved == step for saved, _ in steps_in(self.folder.checkpoints))
 
     def prune(self) -> None:
-        """Delete all but the last *keep* and the best."""
+        """Delete all but the last *keep* and the best, and the optimizer of the best, which no resume needs."""
         checkpoints = self.all()
         champion = next((c for c in reversed(checkpoints) if c.best), None) if self.keep_best else None
         for old in checkpoints[: -self.keep]:
             if champion is None or old.step != champion.step:
                 remove_tree(old.path)
+            elif (sums := old.path / SUMS).exists() and STATE in (text := sums.read_text(encoding="utf-8")):
+                (old.path / STATE).unlink(missing_ok=True)  # first: it makes the room to write the digests
+                write_atomically(sums, re.sub(rf".*  {STATE}\n", "", text).encode())
 
 
 def latest(folder: RunFolder) -> Checkpoint | None:
@@ -320,7 +331,7 @@ def _write_learner(folder: Path, learner: PolicyLearner) -> None:
     whole = _saved_exactly(learner.module, folder / "model")
     content = {"learner": learner.state_dict(weights=not whole), "generators": generators()}
     _check_loadable({k: v for k, v in content["learner"].items() if k not in ("module", "optimizer", "reference")})
-    with open(folder / "learner.pt", "wb") as file:
+    with open(folder / STATE, "wb") as file:
         torch.save(content, file)
 
 

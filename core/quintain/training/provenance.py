@@ -11,6 +11,7 @@ from importlib.metadata import version
 from typing import Any
 
 from ..errors import UsageError
+from ..models.load import DTYPES
 from ..registry.lookup import current
 from .recipe.tables import Recipe
 from .run_folder import RunFolder
@@ -35,8 +36,10 @@ def provenance(recipe: Recipe, module: Any) -> dict[str, Any]:
     }
 
 
-def header(recipe: Recipe, module: Any) -> str:
-    """One line: parameters, device, precision, samples a step, and the memory that weights and optimizer take."""
+def header(recipe: Recipe, module: Any, *, cache: int = 0) -> str:
+    """One line: parameters, device, precision, samples a step, and the memory of weights, optimizer and the engine's
+    copy, and of the *cache* of keys and values, in bytes; activations come on top.
+    """
     import torch
 
     device = next(module.parameters()).device
@@ -44,11 +47,14 @@ def header(recipe: Recipe, module: Any) -> str:
     where = torch.cuda.get_device_name(device) if gpu else f"CPU ({torch.get_num_threads()} threads)"
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in module.parameters())
-    size = (4 * parameters + 12 * trained) / 1e9  # float32 weights; gradients and the two moments of AdamW
+    size = 4 * parameters + 12 * trained  # float32 weights; gradients and the two moments of AdamW
+    if trained < parameters or recipe.model.dtype in ("bfloat16", "float16"):  # the engine has a copy
+        size += parameters * DTYPES[recipe.model.dtype].itemsize
     slow = "" if gpu or parameters < 1e8 else "; torch sees no GPU, and on a CPU a step takes many minutes"
     precision = f"engine {recipe.model.dtype}, learner {recipe.learner.precision}"
     samples = f"{recipe.batch.prompts} x {recipe.batch.group_size} samples a step"
-    memory = f"{size:.2g} GB of weights and optimizer"
+    memory = f"{size / 1e9:.2g} GB of weights and optimizer"
+    memory += f", up to {cache / 1e9:.2g} GB of keys and values" if cache else ""
     return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"
 
 

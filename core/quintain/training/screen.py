@@ -72,8 +72,15 @@ class Screen(AbstractContextManager["Screen"]):
             self.note(f"{self._phase_name}: {self._items_done} of {self._items}")
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of a step."""
-        self.note(f"step {step}/{self._steps}  {line(metrics, self._split)}  left {clock(self._left(step))}")
+        """Print the metrics of a step; after the first one of the process also a forecast, if that is over a minute."""
+        more, first = self._steps - step, step == self._done_before + 1
+        if first and (spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))):
+            self._began = time.monotonic() - spent  # without the evaluation before
+        left = self._left(step)
+        self.note(f"step {step}/{self._steps}  {line(metrics, self._split)}  left {clock(left)}")
+        if first and left > 60:
+            pace = f"{left / more:.2g} s" if left / more < 60 else f"{left / more / 60:.1f} min"
+            self.note(f"about {pace} a step: {clock(left)} for the other {more} steps, without evaluations")
 
     def answers(self, split: str, step: int, rollouts: Iterable[AnyRollout]) -> None:
         """Print one right and one wrong answer of an evaluation; which ones changes with *step*."""

@@ -81,10 +81,10 @@ def storage_error(path: Path, error: OSError, needed: int | None = None) -> Stor
             f"no room to write {path}: its file system has no inode left for another file. Delete files there and "
             "continue the run with --resume; what was saved before is intact"
         )
-    size = f"it takes {_size(needed)}, " if needed is not None else ""
+    size = f"it takes {size_text(needed)}, " if needed is not None else ""
     limit = "" if error.errno == errno.ENOSPC else " (a quota or a size limit of this process is reached)"
     return StorageError(
-        f"no room to write {path}: {size}{_size(free_bytes(path))} are free{limit}. "
+        f"no room to write {path}: {size}{size_text(free_bytes(path))} are free{limit}. "
         "Make room and continue the run with --resume; what was saved before is intact"
     )
 
@@ -98,7 +98,8 @@ def _existing(path: Path) -> Path:
     return next((p for p in (path, *path.parents) if os.path.exists(p)), Path())
 
 
-def _size(count: int) -> str:
+def size_text(count: int) -> str:
+    """A number of bytes with a unit, rounded up."""
     for unit in ("bytes", "kB", "MB"):
         if count < 10_000:
             return f"{count} {unit}"

@@ -163,6 +163,11 @@ class EmbeddedEngine(TokenEngine):
         return max(8 if gpu else SLOTS, min(samples, MOST_SLOTS, room // row_bytes))
 
     @property
+    def slots(self) -> int:
+        """Number of sequences that are decoded at once, at most."""
+        return len(self._slots.rows)
+
+    @property
     def shares(self) -> bool:
         """Whether it decodes the learner's own tensors."""
         return self.snapshot is None

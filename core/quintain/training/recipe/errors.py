@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AfterValidator, BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ...errors import did_you_mean
@@ -37,6 +37,11 @@ _NO_ENVIRONMENT = (
     'the recipe names no environment; add [[environments]] with use = "arithmetic" '
     "(`quintain list environments` shows them)"
 )
+
+
+def synonyms(**names: str) -> AfterValidator:
+    """Replaces each of *names* by the other word for it."""
+    return AfterValidator(lambda value: names.get(value, value))
 
 
 def describe(

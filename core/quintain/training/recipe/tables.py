@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +30,7 @@ from ...errors import RecipeError, did_you_mean
 from ...interfaces.agent import Limits
 from ...registry.lookup import current
 from ...types.sampling import Sampling
-from .errors import describe, short
+from .errors import describe, short, synonyms
 from .load import BUNDLED, DEEPEST, RecipeLayer, bundled, label, layers, merged, not_text, put, read_toml
 from .load import KEY as EXTENDS
 
@@ -126,7 +127,9 @@ class ModelTable(_Table):
     """
 
     name: Name = "default"
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64", "bf16", "fp16"], synonyms(bf16="bfloat16", fp16="float16")
+    ] = "float32"
     device: Name = "auto"
     tool_format: Name = "auto"
     template: Args = {}
@@ -252,7 +255,9 @@ class LearnerTable(_Table):
     weight_decay: float = Field(default=0.0, ge=0)
     betas: Annotated[tuple[_Beta, _Beta], Field(strict=False)] = (0.9, 0.999)
     max_grad_norm: float = Field(default=1.0, gt=0)
-    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    precision: Annotated[
+        Literal["float32", "bf16", "fp16", "bfloat16", "float16"], synonyms(bfloat16="bf16", float16="fp16")
+    ] = "float32"
     float32_head: bool = False
     token_budget: int | None = Field(default=None, ge=1)
     checkpoint_activations: bool = False
@@ -381,7 +386,7 @@ class Recipe(_Table):
             RecipeError: as `load`.
         """
         sources = layers(text, source, Path(folder))
-        data = _copy(merged(sources))
+        data = deepcopy(merged(sources))
         raw = [override(o) for o in overrides]
         for path, value, _ in raw:
             if path == (EXTENDS,):
@@ -412,10 +417,9 @@ class Recipe(_Table):
         except ValidationError as e:
             texts = {p for x in e.errors() if x["type"] == "string_type" and (p := tuple(map(str, x["loc"]))) in typed}
             if not texts:
-                raise RecipeError(
-                    describe(e, cls, sources=sources or [RecipeLayer("recipe", "", data)], typed=typed)
-                ) from None
-        fixed = _copy(data)
+                text = describe(e, cls, sources=sources or [RecipeLayer("recipe", "", data)], typed=typed)
+                raise RecipeError(text) from None
+        fixed = deepcopy(dict(data))
         for path in texts:
             put(fixed, path, typed.pop(path))
         return cls.of(fixed, sources=sources, raw=typed)
@@ -468,12 +472,6 @@ def _scalar(written: str) -> Any:
     value = data["value"]
     # One line can hold one value; dates have no use in a recipe, so 2026-01-01 is text.
     return value if len(data) == 1 and isinstance(value, (bool, int, float, str, list, dict)) else written
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {k: _copy(v) for k, v in value.items()}
-    return [_copy(v) for v in value] if isinstance(value, (list, tuple)) else value
 
 
 def _without_empty(table: Mapping[str, Any]) -> dict[str, Any]:

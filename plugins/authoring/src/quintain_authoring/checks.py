@@ -6,8 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, is_dataclass
-from dataclasses import fields as dataclass_fields
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, ClassVar, Literal
 
@@ -108,12 +107,6 @@ def check_environment(
 
     class Suite(EnvironmentSuite):
         environment, sample = loaded, tasks
-
-        def test_tasks_survive_storage(self) -> None:
-            for task in (task for split in self.splits for task in self.tasks(split)):
-                back = Rollout.from_json(Rollout(task=task).to_json(), type(task), type(None)).task
-                where = difference(task, back, "task") if back != task else ""
-                assert not where, f"task {task.id} changes when stored as JSON: {where}"
 
         @classmethod
         def setup_class(cls) -> None:
@@ -237,18 +230,6 @@ def suite_checks(
     finally:
         kind.teardown_class()
     return rows
-
-
-def difference(before: Any, after: Any, path: str) -> str:
-    """The first place where two values differ, and how: ``task.metadata.sizes is (1, 2), then [1, 2]``."""
-    if is_dataclass(before) and type(before) is type(after):
-        before, after = ({f.name: getattr(value, f.name) for f in dataclass_fields(value)} for value in (before, after))  # type: ignore[call-overload]
-    if isinstance(before, Mapping) and isinstance(after, Mapping) and before.keys() == after.keys():
-        return next((d for key in before if (d := difference(before[key], after[key], f"{path}.{key}"))), "")
-    if isinstance(before, (list, tuple)) and type(before) is type(after) and len(before) == len(after):
-        pairs = zip(before, after, strict=True)
-        return next((d for i, (a, b) in enumerate(pairs) if (d := difference(a, b, f"{path}[{i}]"))), "")
-    return "" if before == after else f"{path} is {before!r:.80}, then {after!r:.80}"
 
 
 def title_of(test: str, suite: Any) -> str:
