@@ -41,6 +41,9 @@ STOPPED = "tests/docs/test_debugging_page.py::test_a_breakpoint_stops_in_the_rew
 RESCORED = "tests/plugins/test_authoring.py::test_stored_rollouts_are_scored_again"
 VLLM = "tests/integration/test_vllm_lane.py::test_vllm_lane"
 VLLM_RUN = "tests/integration/test_vllm_lane.py::test_the_command_trains"
+DRY = "tests/docs/test_worked_recipes.py::test_the_recipe_passes_the_dry_run"
+OWN_DATA = "tests/docs/test_worked_recipes.py::test_the_recipe_of_ones_own_data_trains"
+CAPITALS = "tests/docs/test_worked_recipes.py::test_the_controls_play_the_file"
 WORKSPACE = "tests/test_workspace.py::test_ci_script_runs"
 
 ELSEWHERE = {
@@ -83,6 +86,10 @@ ELSEWHERE = {
     "quintain-story quality @oracle --against @wrong_chapter --tasks 40 --out chapters.jsonl --json": STORY_PAIRS,
     "quintain eval debugged.py:Wordy --engine @oracle --tasks 1": STOPPED,
     "pip install -e .": INSTALLED,
+    **{f"quintain train recipes/{name}.toml": DRY for name in ("gsm8k", "gsm8k-lora", "gsm8k-vllm", "mbpp")},
+    **{f"quintain train recipes/{name}.toml": DRY for name in ("search", "rubrics", "story")},
+    "quintain train recipes/capitals.toml": OWN_DATA,
+    "quintain eval dataset --arg path=recipes/capitals.jsonl --controls": CAPITALS,
     "quintain rescore arithmetic-1 --reward 'math_equal * format_tags'": RESCORED,
     "quintain rescore arithmetic-1 --reward shapes.py:shortness --last 10": RESCORED,
 }

@@ -28,6 +28,8 @@ from .pages import PAGES, ROOT, Block, Page
 SHOWS_ONLY = {"", "text", "mermaid", "json", "markdown"}
 """Languages of blocks that nothing can run."""
 
+WORKED = {path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
+
 TRAINED = """
 run.name = "arithmetic-1"
 run.steps = 2
@@ -103,7 +105,8 @@ class Reader:
     def do_toml(self, block: Block) -> None:
         if block.file:
             self.write(block)
-        check_toml(block.text, self.at(block))
+        if block.text not in WORKED:  # test_worked_recipes.py checks these, in their folder
+            check_toml(block.text, self.at(block))
 
     def write(self, block: Block) -> None:
         path = self.place / block.file

@@ -49,6 +49,18 @@ def test_curves_are_drawn_into_the_run_folder(tmp_path: Path) -> None:
     assert picture([{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "success": None}]).startswith(b"\x89PNG")
 
 
+def test_curves_name_their_split(tmp_path: Path) -> None:
+    """The accuracy has the name of the split that the recipe evaluates on."""
+    metrics = [{"step": 0, "held_out.accuracy": 0.2}, {"step": 1, "held_out.accuracy": 0.4}]
+    with RunFolder.create(tmp_path / "run", '[evaluation]\nsplit = "train"\n') as folder:
+        for record in metrics:
+            folder.append(record)
+        drawn = draw(folder).read_bytes()
+
+    assert picture(metrics, title="run", split="train") == drawn
+    assert picture(metrics, title="run") != drawn
+
+
 def test_curves_are_shaded() -> None:
     plain_run = [{"step": i, "success": 0.5, "entropy": 0.1, "alerts": []} for i in range(1, 9)]
     rung_run = [{**r, "alerts": [*(alert.name for alert in ALERTS), "of a later version"]} for r in plain_run]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,17 +26,19 @@ def quintain_on_run_end(event: Any) -> None:
 def draw(folder: RunFolder) -> Path:
     """Draw the curves of a run into its folder and return the path of the picture. Raises as `picture`."""
     path = folder.path / "curves.png"
-    write_atomically(path, picture(folder.metrics(), title=folder.name))
+    split = tomllib.loads(folder.recipe()).get("evaluation", {}).get("split", "dev")
+    write_atomically(path, picture(folder.metrics(), title=folder.name, split=split))
     return path
 
 
-def picture(metrics: Records, *, title: str = "") -> bytes:
+def picture(metrics: Records, *, title: str = "", split: str = "dev") -> bytes:
     """Draw reward, held-out accuracy with its 95 % interval, lengths and entropy over the steps, as a PNG.
 
     The steps on which an alert was on are shaded in the panel that it concerns.
 
     Args:
         metrics: records of ``metrics.jsonl``.
+        split: the split of the evaluations during the run.
 
     Raises:
         UsageError: there is no record.
@@ -45,8 +48,10 @@ def picture(metrics: Records, *, title: str = "") -> bytes:
 
     def paint(figure: Any) -> None:
         panels = figure.subplots(2, 2, sharex=True)
-        for panel, paint_panel in zip(panels.flat, (_accuracy, _reward, _lengths, _entropy), strict=True):
+        _accuracy(panels.flat[0], metrics, split)
+        for panel, paint_panel in zip(panels.flat[1:], (_reward, _lengths, _entropy), strict=True):
             paint_panel(panel, metrics)
+        for panel in panels.flat:
             panel.margins(x=0.01)
         for name, first, last in alert_intervals(metrics):
             _shade_alarm(panels.flat[_PANEL_OF.get(name, _REWARD_PANEL)], name, first, last)
@@ -58,11 +63,11 @@ def picture(metrics: Records, *, title: str = "") -> bytes:
     return render_png(paint, size=(9.6, 5.4))
 
 
-def _accuracy(panel: Any, metrics: Records) -> None:
-    panel.set_title("held-out accuracy")
+def _accuracy(panel: Any, metrics: Records, split: str) -> None:
+    panel.set_title("accuracy")
     panel.set_ylim(-0.03, 1.03)
     panel.yaxis.set_major_formatter("{x:.0%}")
-    _line(panel, metrics, "success", GREY, "train samples", alpha=0.8, width=1.2)
+    _line(panel, metrics, "success", GREY, "samples of training", alpha=0.8, width=1.2)
     measured = [m for m in metrics if m.get("held_out.accuracy") is not None]
     steps = [m["step"] for m in measured]
     low, high = ([m.get(f"held_out.{k}") for m in measured] for k in ("low", "high"))
@@ -70,13 +75,14 @@ def _accuracy(panel: Any, metrics: Records) -> None:
         shade_between(panel, steps, low, high)
     if measured:
         values = [m["held_out.accuracy"] for m in measured]
-        panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label="held out, 95 % interval")
-        panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), (-2, -14), textcoords="offset points", ha="right")
+        panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label=f"{split}, 95 % interval")
+        offset = (-6, -14) if values[-1] > 0.5 else (-6, 8)
+        panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), offset, textcoords="offset points", ha="right")
     add_legend(panel, "lower right")
 
 
 def _reward(panel: Any, metrics: Records) -> None:
-    panel.set_title("reward of train samples")
+    panel.set_title("reward (samples of training)")
     shaped = any("reward.shaping.mean" in m for m in metrics)
     _line(panel, metrics, "reward.mean", ORANGE, "with shaping" if shaped else "")
     if shaped:
@@ -87,7 +93,7 @@ def _reward(panel: Any, metrics: Records) -> None:
 def _lengths(panel: Any, metrics: Records) -> None:
     panel.set_title("length (tokens)")
     _line(panel, metrics, "length.right", GREEN, "right")
-    _line(panel, metrics, "length.wrong", RED, "wrong")
+    _line(panel, metrics, "length.wrong", RED, "wrong", dashes="--")  # told apart without colours, too
     _line(panel, metrics, "length.mean", GREY, "all", alpha=0.8, width=1.2)
     add_legend(panel, "best")
 
@@ -105,9 +111,18 @@ def _shade_alarm(panel: Any, name: str, first: int, last: int) -> None:
 
 
 def _line(
-    panel: Any, metrics: Records, name: str, colour: str, label: str, *, alpha: float = 1.0, width: float = 1.8
+    panel: Any,
+    metrics: Records,
+    name: str,
+    colour: str,
+    label: str,
+    *,
+    alpha: float = 1.0,
+    width: float = 1.8,
+    dashes: str = "-",
 ) -> None:
     points = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
     if points:
         mark = "o" if len(points) == 1 else None
-        panel.plot(*zip(*points, strict=True), color=colour, lw=width, alpha=alpha, marker=mark, label=label or None)
+        style = {"color": colour, "lw": width, "alpha": alpha, "marker": mark, "ls": dashes}
+        panel.plot(*zip(*points, strict=True), label=label or None, **style)

@@ -1,0 +1,122 @@
+"""The recipes of recipes/ are complete: each passes ``--dry-run`` without a network, and the page shows its text."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from quintain.cli import main
+from quintain.evaluation.evaluation import tasks_of
+from quintain.training.recipe.tables import Recipe
+from quintain.training.resolve import resolve_environment_table
+
+from ..core.models import save_tiny
+from .pages import ROOT, page
+
+FOLDER = ROOT / "recipes"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.toml"))
+LOCAL = {
+    "gsm8k": "environments.0.args.data=sums",
+    "gsm8k-lora": "environments.0.args.data=sums",
+    "gsm8k-vllm": "environments.0.args.data=sums",
+    "mbpp": "environments.0.args.data=mbpp.jsonl",
+    "story": "environments.0.args.data=",  # generated stories instead of the books that somebody has
+}
+"""What replaces a download, by recipe."""
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model of random weights, sums in the format of GSM8K, and recipes/."""
+    place = tmp_path_factory.mktemp("recipes")
+    save_tiny(place / "model", context=256)
+    (place / "recipes").symlink_to(FOLDER)
+    (place / "sums").mkdir()
+    for split, first in (("train", 0), ("test", 1000)):
+        rows = [{"question": f"{i} + 1?", "answer": f"Add.\n#### {i + 1}"} for i in range(first, first + 300)]
+        (place / "sums" / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    solved = {"text": "Add one.", "code": "def f(x):\n    return x + 1", "test_list": ["assert f(1) == 2"]}
+    rows = [{"task_id": i, **solved, "text": f"Add one, {i}."} for i in (11, 511, 601, 602)]
+    (place / "mbpp.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+def overrides(recipe: str) -> list[str]:
+    """The options that make *recipe* local."""
+    sets = ["model.name=model", "model.dtype=float32", *filter(None, [LOCAL.get(recipe)])]
+    return [word for pair in sets for word in ("--set", pair)]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_recipe_passes_the_dry_run(
+    recipe: str, local: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names, settings, services, schedule, model and tasks fit the installed components; the name is the file's."""
+    monkeypatch.chdir(local)
+    status = main(["train", f"recipes/{recipe}.toml", "--dry-run", *overrides(recipe)])
+    shown = capsys.readouterr()
+
+    assert 0 == status, shown.err
+    assert recipe == Recipe.parse(shown.out, source=recipe).run.name
+
+
+def test_a_misspelled_setting_fails_the_dry_run(
+    local: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check above sees a wrong name of a setting."""
+    monkeypatch.chdir(local)
+    words = ["train", "recipes/search.toml", "--dry-run", *overrides("search"), "--set", "environments.0.args.result=3"]
+
+    assert 2 == main(words)
+    assert "'result'" in capsys.readouterr().err
+
+
+def test_the_recipe_of_ones_own_data_trains(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """File, suffix and reward function of capitals.toml reach the rollouts."""
+    monkeypatch.chdir(local)
+    small = "run.steps=1 sampling.max_tokens=4 batch.prompts=2 batch.group_size=2 learner.precision=float32"
+    off = "evaluation.every=0 evaluation.test.tasks=0"
+    sets = [word for pair in f"{small} {off}".split() for word in ("--set", pair)]
+    assert 0 == main(["train", "recipes/capitals.toml", "--quiet", *overrides("capitals"), *sets])
+
+    from pyarrow import parquet
+
+    rows = parquet.read_table(local / "runs/capitals/rollouts").to_pylist()
+    stored = [json.loads(row["rollout"]) for row in rows]
+    assert 4 == len(stored)
+    assert all(list(r["outcome"]["parts"]) == ["score"] for r in stored)
+    assert all("Answer with the name of the city." in r["task"]["prompt"] for r in stored)
+
+
+def test_the_controls_play_the_file(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """capitals.jsonl is a file that the environment reads."""
+    monkeypatch.chdir(local)
+
+    assert 0 == main(["eval", "dataset", "--arg", "path=recipes/capitals.jsonl", "--controls"])
+
+
+def test_prompts_with_rubrics_have_their_splits(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """rubrics.jsonl is read, the criterion of the recipe included."""
+    monkeypatch.chdir(local)
+    spec = resolve_environment_table(Recipe.load("recipes/rubrics.toml").environments[0])
+    chat = spec.make({})
+    split = {name: tasks_of(chat, name, 100, name="chat") for name in ("train", "dev", "test")}
+
+    assert {"train": 8, "dev": 2, "test": 2} == {name: len(tasks) for name, tasks in split.items()}
+    assert all("Has at most 120 words." in {c.text for c in t.criteria} for tasks in split.values() for t in tasks)
+
+
+def test_the_page_has_every_recipe() -> None:
+    """Each file has a section, with the file's text and what was measured of it."""
+    text = page("docs/worked-recipes.md").text
+    sections = {
+        m[1]: m[2] for m in re.finditer(r"^## .*?\n(?=.*?`recipes/([\w-]+)\.toml`)(.*?)(?=^## |\Z)", text, re.M | re.S)
+    }
+
+    assert RECIPES == sorted(sections)
+    for name, section in sections.items():
+        assert "**Measured.**" in section, name
+        assert (FOLDER / f"{name}.toml").read_text().strip() in section, f"{name}.toml differs from the page"
