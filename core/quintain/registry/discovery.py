@@ -52,7 +52,7 @@ _BROUGHT = {
     "quintain-tool-formats": "tool_format:deepseek tool_format:glm tool_format:harmony tool_format:hermes tool_format:"
     "llama3_json tool_format:mistral tool_format:pythonic tool_format:qwen3_coder tool_format:tags",
     "quintain-trackers": "hooks:mlflow hooks:tensorboard hooks:trackio hooks:wandb",
-    "quintain-viewer": "command:chat command:rollouts command:runs hooks:curves",
+    "quintain-viewer": "command:chat command:export command:rollouts command:runs hooks:curves",
     "quintain-algorithms": "cispo dppo dvp gspo kimi maxrl olmorl otb reinforce_pp reinforce_pp_baseline scalerl trm",
     "quintain-classic": "ppo trpo vineppo",
     "quintain-preference": "dpo dpo_norm rft sft simpo",

@@ -1,0 +1,212 @@
+"""The model card of an exported model: what it is, how well it does, how to prompt it, the recipe and the versions."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from quintain.errors import QuintainError
+from quintain.training import Recipe, RunFolder, is_model_source
+
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+LIBRARIES = ("python", "torch", "transformers", "quintain")
+PLAIN = """\
+The model has no chat template. Its prompts are paragraphs, and the next `User:` ends a reply:
+
+```text
+User: QUESTION
+
+Assistant:
+```
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a model comes from.
+
+    Attributes:
+        base: its path, or name on the hub; for a run that of the model it began with.
+        system: the system message of training.
+        step: of the checkpoint; 0 for a model that is of no run.
+        recipe: of the run.
+        text: the file of the recipe.
+        summary: of the finished run, else empty.
+        records: metrics of its steps.
+        process: the provenance of the last process.
+    """
+
+    base: str
+    system: str = ""
+    step: int = 0
+    recipe: Recipe | None = None
+    text: str = ""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    records: tuple[Mapping[str, Any], ...] = ()
+    process: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, path: str, system: str = "") -> Origin:
+        """The origin of the model at *path*: a run, if it is in a checkpoint of one.
+
+        Raises:
+            QuintainError: a file of the run is damaged.
+        """
+        checkpoint = Path(path).absolute().parent
+        step = re.fullmatch(r"step-(\d+)", checkpoint.name)
+        run = checkpoint.parent.parent
+        if not step or not (run / "recipe.toml").is_file():
+            return cls(base=path, system=system)
+        folder = RunFolder(run, lock=False)
+        recipe = Recipe.parse(folder.recipe(), source=str(folder.recipe_path))
+        systems = {table.system for table in recipe.environments if table.system}
+        processes = folder.processes()
+        return cls(
+            base=recipe.model.name,
+            system=system or (systems.pop() if len(systems) == 1 else ""),
+            step=int(step[1]),
+            recipe=recipe,
+            text=folder.recipe(),
+            summary=folder.summary() or {},
+            records=tuple(folder.metrics()),
+            process=processes[-1] if processes else {},
+        )
+
+
+def card(name: str, about: Mapping[str, Any], origin: Origin, *, template: bool, arguments: Mapping[str, Any]) -> str:
+    """The text of ``README.md``.
+
+    Args:
+        name: of the exported folder.
+        about: what was written: dtype, parameters, adapters.
+        template: whether the model has a chat template.
+        arguments: defaults that the export gave it.
+    """
+    tags = ["quintain"]
+    if origin.recipe is not None:
+        tags += ["reinforcement-learning", origin.recipe.algorithm.label]
+    head = ["library_name: transformers", "pipeline_tag: text-generation"]
+    if HUB_NAME.fullmatch(origin.base) and not Path(origin.base).exists() and not source_of(origin):
+        head.append(f"base_model: {origin.base}")
+    head += ["tags:", *(f"- {tag}" for tag in tags)]
+    parts = [
+        "\n".join(["---", *head, "---"]),
+        f"# {name}\n\n{summary_of(about, origin)}",
+        *results(origin),
+        usage(name, origin, template, arguments),
+        *recipe_of(origin),
+        *versions(origin),
+    ]
+    return without_home("\n\n".join(part.rstrip() for part in parts) + "\n")
+
+
+def source_of(origin: Origin) -> bool:
+    """Whether the run began with a model that a plugin makes, such as the default model."""
+    try:
+        return is_model_source(origin.base)
+    except QuintainError:
+        return False
+
+
+def summary_of(about: Mapping[str, Any], origin: Origin) -> str:
+    """What the model is, in two sentences."""
+    base = "Quintain's default model" if source_of(origin) else f"`{origin.base}`"
+    size = f"{about['parameters']:,} parameters in {about['dtype']}."
+    adapters = f", with the adapters `{about['adapters']}`" if about["adapters"] else ""
+    if origin.recipe is None:
+        return f"{base}{adapters}. {size}"
+    environments = ", ".join(f"`{table.label}`" for table in origin.recipe.environments)
+    text = f"{base}, trained by reinforcement learning with `{origin.recipe.algorithm.label}` on {environments}"
+    return f"{text}: the checkpoint after step {origin.step} of the run `{origin.recipe.run.name}`{adapters}. {size}"
+
+
+def results(origin: Origin) -> Iterator[str]:
+    """The table of held-out accuracies, and nothing for a model of no run."""
+    if origin.recipe is None:
+        return
+    evaluation = origin.recipe.evaluation
+    held_out = origin.summary.get("held_out", {})
+    rows = [
+        (f"{evaluation.test.split}, before training", held_out.get("before", {})),
+        (f"{evaluation.split}, this checkpoint", flat(origin.records, origin.step)),
+        (f"{evaluation.test.split}, after step {origin.summary.get('steps')}", held_out.get("after", {})),
+    ]
+    if not held_out:  # the run is not finished
+        rows = [(f"{evaluation.split}, before training", flat(origin.records, 0)), rows[1]]
+    lines = [f"| {label} | {estimate(values)} |" for label, values in rows if values.get("accuracy") is not None]
+    if lines:
+        yield "\n".join(["## Results", "", "| held-out tasks | right |", "|---|---|", *lines])
+
+
+def flat(records: tuple[Mapping[str, Any], ...], step: int) -> dict[str, Any]:
+    """The metrics ``held_out.*`` of *step*, without that prefix."""
+    record = next((r for r in reversed(records) if r.get("step") == step), {})
+    return {key.removeprefix("held_out."): value for key, value in record.items() if key.startswith("held_out.")}
+
+
+def estimate(values: Mapping[str, Any]) -> str:
+    """An accuracy with its interval and number of tasks."""
+    text = f"{values['accuracy']:.1%}"
+    if values.get("low") is None or values.get("high") is None:
+        return text
+    tasks = f", {values['tasks']} tasks" if "tasks" in values else ""
+    return f"{text} (95 % interval {values['low']:.1%} to {values['high']:.1%}{tasks})"
+
+
+def usage(name: str, origin: Origin, template: bool, arguments: Mapping[str, Any]) -> str:
+    """How to load and prompt the model."""
+    messages: list[dict[str, str]] = [{"role": "user", "content": "..."}]
+    if origin.system:
+        messages.insert(0, {"role": "system", "content": origin.system})
+    code = [
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f'model = AutoModelForCausalLM.from_pretrained("{name}", dtype="auto")',
+        f'tokenizer = AutoTokenizer.from_pretrained("{name}")',
+    ]
+    if template:
+        code += [
+            f"messages = {json.dumps(messages, ensure_ascii=False)}",
+            "inputs = tokenizer.apply_chat_template(",
+            '    messages, add_generation_prompt=True, return_dict=True, return_tensors="pt"',
+            ")",
+        ]
+    else:
+        code += ['inputs = tokenizer("User: ...\\n\\nAssistant:", add_special_tokens=False, return_tensors="pt")']
+    code += [
+        "output = model.generate(**inputs, max_new_tokens=256, tokenizer=tokenizer)",
+        'print(tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True))',
+    ]
+    lines = ["## Use", "", "```python", *code, "```"]
+    if not template:
+        lines += ["", PLAIN]
+    if arguments:
+        defaults = ", ".join(f"`{key}={json.dumps(value)}`" for key, value in arguments.items())
+        lines += ["", f"As in training, the chat template has the defaults {defaults}."]
+    return "\n".join(lines)
+
+
+def recipe_of(origin: Origin) -> Iterator[str]:
+    """The recipe, whole."""
+    if origin.text:
+        yield f"## Recipe\n\n`quintain train recipe.toml` with this file:\n\n```toml\n{origin.text.strip()}\n```"
+
+
+def versions(origin: Origin) -> Iterator[str]:
+    """Versions, device and commit of the last process of the run."""
+    if found := origin.process.get("versions"):
+        plugins = ", ".join(f"{name} {version}" for name, version in found.items() if name not in LIBRARIES)
+        rows = [(name, found[name]) for name in LIBRARIES if name in found]
+        rows += [(key, str(origin.process[key])) for key in ("device", "commit", "time") if origin.process.get(key)]
+        lines = [f"| {name} | {value} |" for name, value in [*rows, ("plugins", plugins)]]
+        yield "\n".join(["## Versions", "", "| | |", "|---|---|", *lines])
+
+
+def without_home(text: str) -> str:
+    """*text* with ``~`` for the home folder, which names the user."""
+    home = str(Path.home())
+    return text.replace(home, "~") if len(home) > 1 else text
