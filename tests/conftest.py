@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import hypothesis
@@ -23,7 +24,15 @@ for name, same in (("same", True), ("fuzz", False)):
     )
 hypothesis.settings.load_profile("fuzz" if os.environ.get("QUINTAIN_FUZZ") else "same")
 
+# To rewrite the assertions of all tests takes several seconds: what is compiled until the tests begin is kept on disk.
+_NO_BYTECODE, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_finish() -> None:
+    """Tests that write modules do so too often for the time stamps of bytecode."""
+    sys.dont_write_bytecode = _NO_BYTECODE
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +48,12 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("QUINTAIN_DATA does not name a folder with real data")
     return Path(folder)
+
+
+@pytest.fixture
+def no_hooks(monkeypatch: pytest.MonkeyPatch, _plain_environment: None) -> None:
+    """Runs load no hook plugins: to draw the curves at its end takes longer than a run of a few steps."""
+    monkeypatch.setenv("QUINTAIN_PLUGINS", "")
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from quintain import Environment, Limits, Rollout, Task, reward
 from quintain.training.build import run_training
 from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
+
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2)))
+"""Of learning runs: one in each test run, the others in `make test-all`."""
 
 
 @reward(range=(0, 1))

@@ -6,10 +6,12 @@ import pytest
 
 from quintain.learning import ALGORITHMS
 
-from .learns import rises
+from .learns import SEEDS, rises
+
+pytestmark = pytest.mark.usefixtures("no_hooks")
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_success_rises(name: str, seed: int) -> None:
     """By a tenth at least, with the algorithm's own defaults."""

@@ -105,29 +105,33 @@ def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
     assert "still runs; the process ends without it" in err
 
 
-BLOCKS = [
+Blocks = tuple[str, str, tuple[signal.Signals, ...]]
+BLOCKS: list[Blocks] = [
     ("spins", "reward", (signal.SIGINT, signal.SIGINT)),
     ("sleeps", "rollout", (signal.SIGTERM,)),
+    ("catches", "reward", (signal.SIGINT, signal.SIGINT)),
+]
+MORE: list[Blocks] = [
     ("backtracks", "reward", (signal.SIGINT, signal.SIGINT)),
     ("backtracks", "reward", (signal.SIGTERM,)),
-    ("catches", "reward", (signal.SIGINT, signal.SIGINT)),
     ("catches", "rollout", (signal.SIGTERM,)),
     ("spins", "tasks", (signal.SIGINT, signal.SIGINT)),
 ]
 
 
-def test_code_that_blocks_an_evaluation_is_named_and_stopped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("blocks", [BLOCKS, pytest.param(MORE, marks=pytest.mark.ci)], ids=["some", "more"])
+def test_code_that_blocks_an_evaluation_is_named_and_stopped(blocks: list[Blocks], tmp_path: Path) -> None:
     """Whatever it blocks in; all at the same time, since most of this is waiting."""
     processes = []
-    for i, (mode, where, _) in enumerate(BLOCKS):
+    for i, (mode, where, _) in enumerate(blocks):
         (tmp_path / str(i)).mkdir()
         processes.append(start(tmp_path / str(i), *evaluation(mode, where), QUINTAIN_STALL_SECONDS="0.5"))
     for i, process in enumerate(processes):
         wait_for(tmp_path / str(i) / "here", process)
     time.sleep(2)
-    for (_, _, signals), process in zip(BLOCKS, processes, strict=True):
+    for (_, _, signals), process in zip(blocks, processes, strict=True):
         stop(process, *signals)
-    for (mode, where, signals), process in zip(BLOCKS, processes, strict=True):
+    for (mode, where, signals), process in zip(blocks, processes, strict=True):
         status, _, err = finish(process)
         case = f"{mode} in {where}, {signals}: {status}\n{err}"
         assert status, case

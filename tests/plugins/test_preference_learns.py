@@ -17,17 +17,19 @@ from quintain.models.load import load_model
 from quintain_preference import SFT
 
 from ..core import batches
-from ..core.learns import Babble, rises, tiny_folder
+from ..core.learns import SEEDS, Babble, rises, tiny_folder
+
+pytestmark = pytest.mark.usefixtures("no_hooks")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("name", ["rft", "dpo", "dpo_norm", "simpo"])
 def test_success_rises(name: str, seed: int) -> None:
     before, after = rises(name, seed)
     assert after - before >= 0.1, (before, after)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", SEEDS)
 def test_success_rises_on_a_teachers_samples(seed: int) -> None:
     """`sft` follows what it is given, whoever said it: here a teacher that says three letters and stops."""
     loaded = load_model(str(tiny_folder()))

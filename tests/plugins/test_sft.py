@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +24,11 @@ from quintain.testing import rollout, run_episode
 from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.training.recipe.tables import EnvironmentTable
 from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
 from quintain.types.rollout import Score, Termination, TerminationKind
 from quintain.types.task import Message
 from quintain_preference import SFT
+from quintain_sft import command
 from quintain_sft.sources import (
     Example,
     ExampleSource,
@@ -43,7 +42,7 @@ from quintain_sft.sources import (
 )
 from quintain_sft.sources import source_of as opened
 from quintain_sft.supervised import end_of_turn
-from quintain_sft.tuning import tune, with_thoughts
+from quintain_sft.tuning import EpochUpdate, tune, with_thoughts
 from quintain_starter.architecture import build_tokenizer
 from quintain_starter.warm_start import examples_of
 
@@ -52,7 +51,6 @@ from ..core.engines import ThoughtlessTokenizer
 from ..core.models import byte_tokenizer, save_tiny, tiny_model
 from ..core.parrot import Echo, Talk
 
-ROOT = Path(__file__).parents[2]
 PARROT = Path(parrot.__file__)
 TOKENIZER = HFTokenizer(byte_tokenizer())
 PLAIN = HFTokenizer(byte_tokenizer(None))
@@ -450,23 +448,27 @@ def test_two_at_once_have_two_names(
     assert all((tmp_path / "sft" / name / "quintain.json").is_file() for name in ("echo-1", "echo-2"))
 
 
-def test_ctrl_c_saves(tmp_path: Path) -> None:
+def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """One is heard after the update that runs; the model so far is whole."""
     model, out = save_tiny(tmp_path / "m"), tmp_path / "out"
+    shown = command._shown
+
+    def interrupted(screen: Screen) -> Callable[[EpochUpdate], None]:
+        show = shown(screen)
+
+        def progress(update: EpochUpdate) -> None:
+            show(update)
+            if update.number == 40:  # of 800
+                signal.raise_signal(signal.SIGINT)
+
+        return progress
+
+    monkeypatch.setattr(command, "_shown", interrupted)
     words = ("sft", f"{PARROT}:Echo", "--model", str(model), "--out", str(out), "--epochs", "20", "--batch", "1")
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "quintain", *words]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environ)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line.startswith("update"):  # 40 of 800
-            break
-    process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=120)[1]
-    assert process.returncode == 130, rest
-    assert f"the model so far: {out}" in rest
+    assert main([*words]) == 130
+    assert f"the model so far: {out}" in capsys.readouterr().err
     report = json.loads((out / "quintain.json").read_text())["sft"]
-    assert not report["finished"] and 40 <= report["updates"] < 800
+    assert not report["finished"] and 40 == report["updates"]
     load_model(out)
 
 

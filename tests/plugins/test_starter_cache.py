@@ -288,17 +288,21 @@ class Setting(Environment[Task, None]):
 
 KEYS = """
 import json, os, sys
-from quintain_starter.source import DefaultModel
 from quintain.training import ModelRequest, Recipe, Screen, model_source
+
+def key(environment, settings):
+    recipe = Recipe.parse(f'[[environments]]\\nuse = "{environment}"', settings)
+    request, source = ModelRequest.of(recipe, Screen()), model_source(recipe)
+    return source._hash([spec.make({}) for spec in request.specs], request)
+
+key("arithmetic", [])  # the processes below inherit what this imports
 for text, helper, settings in json.load(sys.stdin):
     if os.fork():
         os.wait()
         continue
     open("setting.py", "w").write(text)
     open("helping.py", "w").write(helper)
-    recipe = Recipe.parse('[[environments]]\\nuse = "setting.py:Setting"', settings)
-    request, source = ModelRequest.of(recipe, Screen()), model_source(recipe)
-    print(source._hash([spec.make({}) for spec in request.specs], request), flush=True)
+    print(key("setting.py:Setting", settings), flush=True)
     os._exit(0)
 """
 
@@ -416,6 +420,7 @@ def test_a_size_limit_of_the_process_is_one_error() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.ci
 def test_sigterm_prints_no_traceback(tmp_path: Path) -> None:
     """It ends the main task alone, so no task of the engine fails with an exception that nobody retrieves."""
     status, err = started(tmp_path, signal.SIGTERM)

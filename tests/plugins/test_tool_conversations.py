@@ -76,14 +76,14 @@ def converse(name: str, form: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 @given(data=st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_recorded_tokens_are_those_that_were_sampled(name: str, data: st.DataObject) -> None:
     """Whatever the policy, the users and the tools say."""
     converse(name, "auto", data)
 
 
 @given(data=st.data(), name=st.sampled_from([*FAMILIES]), form=st.sampled_from(FORMS))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_any_format_goes_with_any_template(data: st.DataObject, name: str, form: str) -> None:
     """A recipe may name a format that the template does not write."""
     converse(name, form, data)

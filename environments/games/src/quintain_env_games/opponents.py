@@ -9,8 +9,6 @@ from typing import Self
 
 from quintain import Engine, Message, Reply, Sampled, Sampling, TokenEngine, ToolSpec, Weights
 from quintain.errors import UsageError
-from quintain.models import load_model
-from quintain.training import embedded_engine, model_named
 
 from .duel import best, legal, piles_of
 
@@ -54,6 +52,9 @@ class Frozen(TokenEngine):
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        from quintain.models import load_model  # torch takes seconds, which the environments beside this do not need
+        from quintain.training import embedded_engine, model_named
+
         model = load_model(model_named(self._model)[0])
         self._engine = await self._stack.enter_async_context(embedded_engine(model, slots=self._slots))
         self.tokenizer, self.context = self._engine.tokenizer, self._engine.context
