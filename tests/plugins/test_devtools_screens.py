@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,50 @@ def test_list_into_a_pipe_has_one_line_per_kind(capsys: pytest.CaptureFixture[st
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment")]
 
     assert {"arithmetic", "gsm8k", "tools"} <= set(re.findall(r"[\w-]+", line))
+
+
+@pytest.mark.usefixtures("screen")
+@pytest.mark.parametrize("name", ["dapo", "ppo", "grpo", "service:judge"])
+def test_a_long_description_is_shortened_to_the_screen(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """What an algorithm is made of, or a line per setting; --all has every setting."""
+    assert 0 == main(["info", name])
+    short = capsys.readouterr().out.splitlines()
+    assert 0 == main(["info", name, "--all"])
+    whole = capsys.readouterr().out
+
+    assert len(short) <= 25 < len(whole.splitlines())
+    assert max(map(len, short)) <= 80
+    assert re.fullmatch(rf"shortened; `quintain info {name} --all` prints it with all \d+ settings in full", short[-1])
+    assert "shortened" not in whole
+    shown = [line.split()[0] for line in short if re.match(r"[a-z_.]+ +\S", line) and line.split()[0] in whole]
+    assert {"judge": "base_url"}.get(name.partition(":")[2], "objective") in shown
+
+
+def test_a_description_in_a_pipe_is_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["info", "dapo"])
+    assert "plan.thinking_budget" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("screen")
+def test_a_long_table_has_a_line_per_component(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 0 == main(["list", "rewards"])
+    short = capsys.readouterr().out.splitlines()
+    assert 0 == main(["list", "rewards", "--all"])
+    whole = capsys.readouterr().out
+
+    names = [c.name for c in current().components("reward")]
+    assert names == [line.split()[0] for line in short[:-1]] and max(map(len, short)) <= 80
+    assert "`--all` shows" in short[-1] and "quintain-shaping" in whole and len(whole.splitlines()) > len(short)
+
+
+def test_the_host_is_described_without_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS has neither /proc nor the affinity of a process."""
+    monkeypatch.delattr("os.sched_getaffinity")
+    exists = Path.exists
+    monkeypatch.setattr(Path, "exists", lambda path, **k: not str(path).startswith(("/proc", "/sys")) and exists(path))
+    rows = {name: text for name, text in section()["rows"] if name in ("CPUs", "memory")}
+
+    assert re.match(r"\d+ of \d+ usable", rows["CPUs"]) and re.fullmatch(r"\d+\.\d GiB in all", rows["memory"])
 
 
 @pytest.mark.usefixtures("screen")

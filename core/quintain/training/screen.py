@@ -119,8 +119,9 @@ class LiveScreen(Screen):
             TimeElapsedColumn,
             TimeRemainingColumn,
         )
+        from rich.theme import Theme
 
-        self._console = Console(file=self._out)
+        self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))  # yellow by default
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),

@@ -13,7 +13,7 @@ from quintain.cli import Component, Count, current, services_of
 from quintain.errors import UnknownNameError, UsageError
 
 KINDS = ("environment", "reward", "algorithm", "hooks")
-COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "yellow"}
+COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "magenta"}
 
 
 class Checker(click.Command):

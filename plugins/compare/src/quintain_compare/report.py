@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quintain.training import clock, write_atomically
-from quintain_viewer import COLOURS, add_legend, render_png, shade_between
+from quintain_viewer import COLOURS, LINES, add_legend, render_png, shade_between
 
 from .fits import NoFit, RepeatedSampling, Sigmoid
 from .intervals import Interval
@@ -24,7 +24,7 @@ def draw(folder: Path, results: Sequence[RecipeResult]) -> Path:
 def picture(results: Sequence[RecipeResult]) -> bytes:
     """Draw reward against samples, tokens and seconds, and held-out accuracy against tokens, as a PNG.
 
-    Lines are means over seeds, bands their 95 % t intervals; a dotted line is the fitted compute curve.
+    Lines are means over seeds, bands their 95 % t intervals; a thin line is the fitted compute curve.
     """
 
     def paint(figure: Any) -> None:
@@ -36,13 +36,14 @@ def picture(results: Sequence[RecipeResult]) -> bytes:
         accuracy_panel.set_title("held-out accuracy against tokens")
         accuracy_panel.set_xlabel("tokens")
         for number, result in enumerate(results):
-            colour = COLOURS[number % len(COLOURS)]
+            colour, line = COLOURS[number % len(COLOURS)], LINES[number % len(LINES)]
             for axis, panel in zip(AXES, reward_panels, strict=True):
-                _plot(panel, result.curve(axis), colour, result.name)
+                _plot(panel, result.curve(axis), colour, line, result.name)
             accuracy = result.curve("tokens", "accuracy")
-            _plot(accuracy_panel, accuracy, colour, result.name, mark="o" if accuracy and len(accuracy.x) == 1 else "")
+            mark = "o" if accuracy and len(accuracy.x) == 1 else ""
+            _plot(accuracy_panel, accuracy, colour, line, result.name, mark=mark)
             if isinstance(result.compute_fit, Sigmoid) and accuracy is not None:
-                accuracy_panel.plot(accuracy.x, [*map(result.compute_fit, accuracy.x)], ":", color=colour, lw=1.2)
+                accuracy_panel.plot(accuracy.x, [*map(result.compute_fit, accuracy.x)], color=colour, lw=0.8)
         for panel in panels.flat:
             panel.margins(x=0.01)
         add_legend(panels[0][0])
@@ -50,12 +51,12 @@ def picture(results: Sequence[RecipeResult]) -> bytes:
     return render_png(paint, size=(9.6, 6.4))
 
 
-def _plot(panel: Any, curve: MeanCurve | None, colour: str, label: str, mark: str = "") -> None:
+def _plot(panel: Any, curve: MeanCurve | None, colour: str, line: Any, label: str, mark: str = "") -> None:
     if curve is None:
         return
     if curve.low is not None and curve.high is not None:
         shade_between(panel, curve.x, curve.low, curve.high, colour)
-    panel.plot(curve.x, curve.mean, color=colour, lw=1.8, label=label, marker=mark)
+    panel.plot(curve.x, curve.mean, color=colour, lw=1.8, ls=line, label=label, marker=mark)
 
 
 def show(results: Sequence[RecipeResult], folder: Path, plot: Path) -> None:

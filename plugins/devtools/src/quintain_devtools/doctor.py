@@ -20,7 +20,7 @@ from .host import versions
 from .plugin_checks import Finding, examine
 from .sections import Section, declared, sections
 
-COLOURS = {"ok": "green", "extra": "yellow", "error": "red"}
+COLOURS = {"ok": "green", "extra": "magenta", "error": "red"}
 
 GROUP = "quintain_devtools.doctor"
 """Entry-point group of click commands that ``quintain doctor NAME`` runs."""

@@ -79,7 +79,8 @@ def _gpu(index: int) -> str:
 
 def _cpus() -> str:
     """CPUs that this process may use, and the threads of torch, which `quintain` sets by affinity and CPU quota."""
-    text = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} usable"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()  # macOS has none
+    text = f"{usable} of {os.cpu_count()} usable"
     if importlib.util.find_spec("torch") is not None:
         import torch
 
@@ -90,6 +91,8 @@ def _cpus() -> str:
 
 def _memory() -> str:
     """Total and available memory, and the limit of the control group, if there is one."""
+    if not Path("/proc/meminfo").exists():  # macOS
+        return f"{_size(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))} in all"
     found = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total, available = (int(found[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
     limit = Path("/sys/fs/cgroup/memory.max")

@@ -7,8 +7,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, is_dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 import click
@@ -42,6 +43,8 @@ RECIPE = {
     "piece": '[algorithm.args.{kind}]\nuse = "{use}"',
 }
 """The lines of a recipe that use a component, by kind."""
+VALUE_WIDTH = 30
+"""Widest column of names and of defaults in a shortened description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,12 +157,26 @@ def _slots(signature: Signature) -> tuple[dict[str, str], ...]:
 
 def _fields(component: Any, signature: Signature) -> Iterator[dict[str, Any]]:
     docs = parameter_docs(component)
+    own = dataclass_fields(component) if isinstance(component, type) and is_dataclass(component) else ()
+    made = {f.name: f.default_factory for f in own if f.default_factory is not MISSING}
     for f in signature.fields:
         shown = {"name": f.name, "type": type_name(f.type), "required": f.required, "doc": docs.get(f.name, "")}
         if not f.required:
-            plain = f.default is None or isinstance(f.default, (str, int, float, bool))
-            shown |= {"default": f.default if plain else repr(f.default), "shown": repr(f.default)}
+            default = made[f.name]() if f.name in made else f.default
+            plain = default is None or isinstance(default, (str, int, float, bool))
+            shown |= {"default": default if plain else repr(default), "shown": _notation(default)}
         yield shown
+
+
+def _notation(value: Any) -> str:
+    """A default in the notation of a recipe; ``unset`` for ``None``."""
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_notation, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{k} = {_notation(v)}' for k, v in value.items())} }}" if value else "{}"
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else repr(value)
 
 
 def matching(name: str, registry: Registry) -> list[Component]:
@@ -209,13 +226,16 @@ def installed_pieces(registry: Registry) -> list[Component]:
 @click.command("info")
 @click.argument("name")
 @click.option("--against", metavar="NAME", help="Compare the settings with those of another algorithm.")
+@click.option("--all", "every", is_flag=True, help="Print the whole description, also if it is longer than the screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def info(name: str, against: str | None, as_json: bool) -> int:
+def info(name: str, against: str | None, every: bool, as_json: bool) -> int:
     """Describe the component NAME and its settings in a recipe.
 
     NAME is a component (`grpo`), a component of one distribution (`quintain-shaping/format_tags`) or of one kind
     (`reward:math_equal`), a piece of an algorithm (`objective.ppo_clip`), or your own code (`module:Attribute`).
-    Only that component is imported; for a piece, all installed algorithms.
+    Only that component is imported; for a piece, all installed algorithms. On a terminal, a description that is longer
+    than the screen is shortened: of an algorithm its pieces and what differs from the defaults, of others a line per
+    setting. --all prints all of it, as does a pipe.
     """
     registry = current()
     if against is not None:
@@ -224,8 +244,7 @@ def info(name: str, against: str | None, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"components": [d.to_json() for d in details]}, indent=2, default=str))
     else:
-        for component in details:
-            print_details(component)
+        print_all(name, details, whole=every)
     return 1 if any(d.line.error for d in details) else 0
 
 
@@ -281,17 +300,42 @@ def cell(setting: str, value: Any) -> str:
     return shown(value)
 
 
-def print_details(details: Details) -> None:
-    """Print *details* on the terminal."""
+def print_all(name: str, components: Sequence[Details], *, whole: bool) -> None:
+    """Print the *components* with that *name*, shortened if they are longer than the terminal, unless *whole*."""
     from rich.console import Console
     from rich.text import Text
 
-    console, line = Console(), details.line
-    owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
-    console.print(Text.assemble((line.name, "bold cyan"), f"  {line.kind}{owner} ({line.origin})"))
+    console = Console()
+
+    def length(show: Callable[..., None], details: Details, *more: Any) -> int:
+        with console.capture() as text:
+            show(details, console, *more)
+        return text.get().count("\n")
+
+    lengths = [length(print_details, details) for details in components]
+    too_long = console.is_terminal and not whole and sum(lengths) >= console.height
+    hidden = 0
+    for details, lines in zip(components, lengths, strict=True):
+        space = console.height - 3 - sum(lengths) + lines
+        if not too_long or details.line.error or not details.fields:
+            print_details(details, console)
+        elif details.algorithm is None and length(print_details, details, True) <= space:
+            print_details(details, console, True)
+        else:
+            print_short(details, console, space)
+            hidden += len(details.fields) + len(details.services)
+    if too_long:
+        settings = f" with all {hidden} settings in full" if hidden else ""
+        console.print(Text(f"\nshortened; `quintain info {name} --all` prints it{settings}", style="dim"))
+
+
+def print_details(details: Details, console: Any, brief: bool = False) -> None:
+    """Print all of *details*, or *brief*, without what the settings do not need."""
+    from rich.text import Text
+
+    line = details.line
+    print_head(details, console)
     for label, text in (
-        ("", line.summary),
-        ("source", line.source),
         ("tags", ", ".join(line.tags)),
         ("needs", ", ".join(line.needs)),
         ("licence", line.licence),
@@ -299,20 +343,75 @@ def print_details(details: Details) -> None:
         ("published with", shown(details.more.get("published", {}))),
         *(("note", note) for note in details.more.get("notes", ())),
     ):
-        if text:
-            console.print(Text(f"{label}: {text}" if label else text))
+        if text and not brief:
+            console.print(Text(f"{label}: {text}"))
     if line.error:
         console.print(Text(f"error: {line.error}", style="red"))
         return
-    rows = [(f["name"], f.get("shown", "required"), _meaning(f)) for f in details.fields]
-    rows += [(n["parameter"], f"[services.{n['slot']}]", f"service: {n['type']}") for n in details.services]
+    rows = _rows(details)
     if rows:
         console.print(_table(("setting", "default", "meaning"), rows))
     doc = plain(without_parameters(details.doc, [row[0] for row in rows]))  # the table has them
-    if doc and details.algorithm is None and doc.rstrip(".") != line.summary.rstrip("."):
+    if doc and not brief and details.algorithm is None and doc.rstrip(".") != line.summary.rstrip("."):
         console.print(Text("\n" + doc, style="dim"))
+    print_recipe(details, console)
+
+
+def print_short(details: Details, console: Any, height: int) -> None:
+    """Print *details* in about *height* lines: a line per setting; of an algorithm those that make it what it is."""
+
+    print_head(details, console)
+    rows = _rows(details) if details.algorithm is None else _rows_of_algorithm(details, details.algorithm)
+    space = max(8, height - 8 - details.recipe.count("\n"))
+    if rows:
+        console.print(_table(("setting", "default", "meaning"), rows[:space], width=console.width))
+    print_recipe(details, console)
+
+
+def print_head(details: Details, console: Any) -> None:
+    """Print name, kind, distribution, summary and source."""
+    from rich.text import Text
+
+    line = details.line
+    owner = f" of {line.distribution} {line.version}".rstrip() if line.distribution else ""  # a file has none
+    console.print(Text.assemble((line.name, "bold cyan"), f"  {line.kind}{owner} ({line.origin})"))
+    for text in (line.summary, line.source and f"source: {line.source}"):
+        if text:
+            console.print(Text(text))
+
+
+def print_recipe(details: Details, console: Any) -> None:
+    """Print the lines of a recipe that use the component."""
+    from rich.text import Text
+
     if details.recipe:
         console.print(Text("\nIn a recipe:\n" + details.recipe, style="green"))
+
+
+def _rows(details: Details) -> list[tuple[str, str, str]]:
+    rows = [(f["name"], f.get("shown", "required"), _meaning(f)) for f in details.fields]
+    return rows + [(n["parameter"], f"[services.{n['slot']}]", f"service: {n['type']}") for n in details.services]
+
+
+def _rows_of_algorithm(details: Details, algorithm: Algorithm) -> list[tuple[str, str, str]]:
+    """The pieces with their arguments, the KL term, and the other settings that are not those of an empty algorithm."""
+    meanings = {f["name"]: plain(f["doc"]) for f in details.fields}
+    rows = []
+    for f in dataclass_fields(algorithm):
+        value = getattr(algorithm, f.name)
+        default = f.default_factory() if callable(f.default_factory) else f.default
+        if f.name in KINDS:
+            rows += [(f.name, piece_words(value).replace("`", ""), meanings[f.name])] if value else []
+        elif f.name == "kl":
+            rows.append((f.name, kl_words(value), meanings[f.name]))
+        elif f.name == "plan":
+            for part in dataclass_fields(value):
+                setting = f"{f.name}.{part.name}"
+                if getattr(value, part.name) != getattr(default, part.name):
+                    rows.append((setting, shown(getattr(value, part.name)), meanings[setting]))
+        elif f.name in meanings and value != default:
+            rows.append((f.name, shown(value), meanings[f.name]))
+    return rows
 
 
 def _meaning(setting: dict[str, Any]) -> str:
@@ -325,13 +424,20 @@ def _meaning(setting: dict[str, Any]) -> str:
     return ": ".join(filter(None, (kind, doc)))
 
 
-def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Any:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], *, width: int = 0) -> Any:
+    """A table; with *width* its last column is cut where it would wrap, and the others are `VALUE_WIDTH` at most."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
+    for i, title in enumerate(titles):
+        longest = max(len(title), *(len(row[i]) for row in rows))
+        last = i == len(titles) - 1
+        table.add_column(title, overflow="fold", width=min(longest, VALUE_WIDTH) if width and not last else None)
+    left = width - sum(column.width + 2 for column in table.columns if column.width)
     for first, *rest in rows:
-        table.add_row(Text(first, style="cyan"), *map(Text, rest))
+        texts = [Text(text) for text in rest]
+        if width:
+            texts[-1].truncate(max(left, 20), overflow="ellipsis")
+        table.add_row(Text(first, style="cyan"), *texts)
     return table

@@ -84,12 +84,16 @@ def line_of(component: Component, registry: Registry) -> Line:
 
 @click.command("list")
 @click.argument("kind", required=False)
+@click.option("--all", "every", is_flag=True, help="With KIND: whole summaries and sources, also beyond the screen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def list_(kind: str | None, as_json: bool) -> None:
+def list_(kind: str | None, every: bool, as_json: bool) -> None:
     """List the names of all installed components, or those of one KIND with a summary each.
 
     KIND is environments, rewards, algorithms, engines, services or another name in the first column. Reads metadata
     and manifests and imports no plugin; `quintain doctor` reports components that fail to import.
+
+    On a terminal, a table that is longer than the screen has one line for each component; --all prints all of it, as
+    does a pipe.
     """
     registry = current()
     lines = [line_of(c, registry) for c in registry.components(kind_of(kind) if kind else None)]
@@ -98,7 +102,7 @@ def list_(kind: str | None, as_json: bool) -> None:
     elif not lines:
         click.echo("nothing installed" + (f" of the kind {kind!r}" if kind else ""))
     elif kind:
-        print_table(lines)
+        print_table(lines, every=every)
     else:
         print_names(lines)
 
@@ -121,8 +125,11 @@ def print_names(lines: list[Line]) -> None:
     console.print("`quintain list KIND` adds summaries; `quintain info NAME` describes one component.", style="dim")
 
 
-def print_table(lines: list[Line]) -> None:
-    """Print a table of components of one kind; a broken one shows its error instead of its summary."""
+def print_table(lines: list[Line], *, every: bool = False) -> None:
+    """Print a table of components of one kind; a broken one shows its error instead of its summary.
+
+    Without *every*, a table that is longer than the terminal has one line for each component.
+    """
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -141,4 +148,15 @@ def print_table(lines: list[Line]) -> None:
             about.append(f"\n{line.source}", style="dim")
         source = [Text(line.source, style="dim")] if apart else []
         table.add_row(Text(line.name, style="cyan"), about, *source, Text(line.distribution, style="dim"))
-    console.print(table)
+    with console.capture() as text:
+        console.print(table)
+    if every or not console.is_terminal or text.get().count("\n") < console.height:
+        console.print(table)
+        return
+    width = max(len(line.name) for line in lines)
+    for line in lines:
+        about = Text(f"error: {line.error}", style="red") if line.error else Text(line.summary)
+        row = Text.assemble((f"{line.name:{width}}  ", "cyan"), about)
+        row.truncate(console.width, overflow="ellipsis")
+        console.print(row)
+    console.print("`--all` shows whole summaries, sources and distributions.", style="dim")

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from .curves import draw, picture
-from .figure import COLOURS, STYLE, add_legend, render_png, shade_between
+from .figure import COLOURS, LINES, STYLE, add_legend, render_png, shade_between
 
-__all__ = ["COLOURS", "STYLE", "add_legend", "draw", "picture", "render_png", "shade_between"]
+__all__ = ["COLOURS", "LINES", "STYLE", "add_legend", "draw", "picture", "render_png", "shade_between"]

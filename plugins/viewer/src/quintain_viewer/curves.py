@@ -10,7 +10,7 @@ from typing import Any
 from quintain.errors import UsageError
 from quintain.training import RunFolder, alert_intervals, write_atomically
 
-from .figure import BLUE, GREEN, GREY, ORANGE, RED, add_legend, render_png, shade_between
+from .figure import BLUE, GREEN, GREY, LINES, ORANGE, RED, add_legend, render_png, shade_between
 
 Records = Sequence[Mapping[str, Any]]
 _REWARD_PANEL = 1
@@ -67,7 +67,7 @@ def _accuracy(panel: Any, metrics: Records, split: str) -> None:
     panel.set_title("accuracy")
     panel.set_ylim(-0.03, 1.03)
     panel.yaxis.set_major_formatter("{x:.0%}")
-    _line(panel, metrics, "success", GREY, "samples of training", alpha=0.8, width=1.2)
+    _line(panel, metrics, "success", GREY, "samples of training", alpha=0.8, width=1.2, style=LINES[1])
     measured = [m for m in metrics if m.get("held_out.accuracy") is not None]
     steps = [m["step"] for m in measured]
     low, high = ([m.get(f"held_out.{k}") for m in measured] for k in ("low", "high"))
@@ -86,15 +86,15 @@ def _reward(panel: Any, metrics: Records) -> None:
     shaped = any("reward.shaping.mean" in m for m in metrics)
     _line(panel, metrics, "reward.mean", ORANGE, "with shaping" if shaped else "")
     if shaped:
-        _line(panel, metrics, "reward.outcome.mean", BLUE, "outcome")
+        _line(panel, metrics, "reward.outcome.mean", BLUE, "outcome", style=LINES[1])
     add_legend(panel, "best")
 
 
 def _lengths(panel: Any, metrics: Records) -> None:
     panel.set_title("length (tokens)")
     _line(panel, metrics, "length.right", GREEN, "right")
-    _line(panel, metrics, "length.wrong", RED, "wrong", dashes="--")  # told apart without colours, too
-    _line(panel, metrics, "length.mean", GREY, "all", alpha=0.8, width=1.2)
+    _line(panel, metrics, "length.wrong", RED, "wrong", style=LINES[1])
+    _line(panel, metrics, "length.mean", GREY, "all", alpha=0.8, width=1.2, style=LINES[2])
     add_legend(panel, "best")
 
 
@@ -119,10 +119,10 @@ def _line(
     *,
     alpha: float = 1.0,
     width: float = 1.8,
-    dashes: str = "-",
+    style: Any = "-",
 ) -> None:
     points = [(m["step"], m[name]) for m in metrics if m.get(name) is not None]
     if points:
         mark = "o" if len(points) == 1 else None
-        style = {"color": colour, "lw": width, "alpha": alpha, "marker": mark, "ls": dashes}
-        panel.plot(*zip(*points, strict=True), label=label or None, **style)
+        look = {"color": colour, "lw": width, "ls": style, "alpha": alpha, "marker": mark}
+        panel.plot(*zip(*points, strict=True), label=label or None, **look)

@@ -21,8 +21,10 @@ STYLE = {
     "xtick.color": "#6b7078",
     "ytick.color": "#6b7078",
 }
-COLOURS = ("#1f5fa8", "#d9722e", "#3a8f5c", "#b3373f", "#7d5ba6", "#8a6d3b", "#c05a9c", "#4c9fb0", "#8a8f98")
-"""Distinct in grey, too: no two neighbours have the same lightness."""
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#332288", "#56b4e9", "#222222", "#8a8f98")
+"""Distinct also for colour-blind readers (Okabe and Ito 2008; without their yellow, which a white page hides)."""
+LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)))
+"""Line styles: curves in one panel differ by more than their colour."""
 BLUE, ORANGE, GREEN, RED, *_, GREY = COLOURS
 
 

@@ -16,9 +16,10 @@ from quintain.training import printable
 
 from .stored import SOURCES, Row
 
-MARKS = {"right": ("right", "bold green"), "wrong": ("wrong", "bold red"), "failed": ("failed", "bold yellow")}
-ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": "yellow"}
-LIKELY, UNLIKELY = (70, 130, 70), (190, 60, 50)
+MARKS = {"right": ("right", "bold green"), "wrong": ("wrong", "bold red"), "failed": ("failed", "bold magenta")}
+TOOL = "dark_orange3"
+ROLES = {"system": "magenta", "user": "cyan", "assistant": "green", "tool": TOOL}
+LIKELY, UNLIKELY = (0, 90, 160), (190, 80, 0)
 
 
 def show(views: Sequence[Row], decode: Callable[[int], str], console: Console | None = None) -> None:
@@ -55,7 +56,7 @@ def _message(console: Console, message: Mapping[str, Any]) -> None:
         _block(console, role, message.get("content") or "(empty)", ROLES.get(role, ""))
     for call in message.get("calls") or ():
         arguments = json.dumps(call.get("arguments"), ensure_ascii=False)
-        _block(console, "calls", f"{call['name']}({arguments})", "yellow")
+        _block(console, "calls", f"{call['name']}({arguments})", TOOL)
         if call.get("error"):
             _block(console, "error", call["error"], "red")
 
@@ -96,12 +97,12 @@ def _tokens(console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callabl
     for token, source, logp, _, _ in tokens:
         piece = printable(decode(token))
         style = Style(dim=True) if logp is None else Style(bgcolor=_colour(logp), color="#ffffff")
-        text.append(piece, style if SOURCES[source] != "tool" else Style(color="yellow"))
+        text.append(piece, style if SOURCES[source] != "tool" else Style(color=TOOL))
     console.print(text)
     legend = Text("probability of sampled tokens: ")
     for p in (1.0, 0.5, 0.1, 0.01):
         legend.append(f" {p:g} ", Style(bgcolor=_colour(math.log(p)), color="#ffffff"))
-    console.print(legend.append("  dim: prompt and template", Style(dim=True)).append("  yellow: tools", "yellow"))
+    console.print(legend.append("  dim: prompt and template", Style(dim=True)).append("  orange: tools", TOOL))
     console.print(Text(f"{'token':<22}{'source':<10}{'log-prob':>9}{'p':>8}{'advantage':>11}{'version':>9}", "bold"))
     for token, source, logp, version, advantage in tokens:
         shown = printable(repr(decode(token)))[:20]
@@ -116,7 +117,7 @@ def _tokens(console: Console, tokens: Sequence[tuple[Any, ...]], decode: Callabl
 
 
 def _colour(logp: float) -> str:
-    """Green for probability 1 over to red for 0.01 and less."""
+    """Blue for probability 1 over to orange for 0.01 and less."""
     share = min(1.0, max(0.0, -logp / -math.log(0.01)))
     red, green, blue = (round(a + (b - a) * share) for a, b in zip(LIKELY, UNLIKELY, strict=True))
     return f"#{red:02x}{green:02x}{blue:02x}"
