@@ -49,6 +49,10 @@ class Same(Words):
     def tasks(self, split):
         return [Task(prompt="Say 1.", answer="1")]
 
+class Unordered(Words):
+    def tasks(self, split):
+        return [Task(prompt=f"{split} {word}", answer=word) for word in {f"w{n}" for n in range(40)}]
+
 class Mixed(Words):
     async def rollout(self, task, agent):
         SHARED.append(task.id)
@@ -164,6 +168,7 @@ def test_a_new_environment_passes_its_check_as_a_file(
 
     assert (0, {"ok", "skipped"}) == (status, {row["status"] for row in rows.values()})
     assert "skipped" == rows["manifest"]["status"]
+    assert "ok" == rows["tasks are the same in another process"]["status"]
 
 
 @pytest.mark.ci
@@ -204,6 +209,7 @@ def test_a_sound_environment_passes(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("Same", "splits are disjoint", "are in 'train' and 'dev'"),
         ("Tuples", "tasks survive storage", "task.answer.sizes[1] is (1, 0), then [1, 0]"),
+        ("Unordered", "tasks are the same in another process", "a set's order"),
         ("Mixed", "concurrent episodes do not mix", "keep state in locals"),
         ("Wrong", "controls score as marked", "control 'poor' on task"),
     ],

@@ -56,7 +56,7 @@ def test_a_long_description_is_shortened_to_the_screen(capsys: pytest.CaptureFix
 
     assert len(short) <= 25 < len(whole.splitlines())
     assert max(map(len, short)) <= 80
-    assert re.fullmatch(rf"shortened; `quintain info {name} --all` prints it with all \d+ settings in full", short[-1])
+    assert re.fullmatch(rf"shortened: `quintain info {name} --all` has all \d+ settings", short[-1])
     assert "shortened" not in whole
     shown = [line.split()[0] for line in short if re.match(r"[a-z_.]+ +\S", line) and line.split()[0] in whole]
     assert {"judge": "base_url"}.get(name.partition(":")[2], "objective") in shown

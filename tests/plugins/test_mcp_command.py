@@ -110,6 +110,16 @@ def test_errors_are_one_line(words: list[str], expected: str, capsys: pytest.Cap
     assert 1 == len(err.splitlines())
 
 
+def test_a_recipe_may_have_an_engine_as_another_service(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A player's engine fills a slot, too, and is no server."""
+    (place / "two.toml").write_text(
+        'environments = [{ use = "arithmetic" }]\n[services.rival]\nuse = "scripted"\n[services.tools]\nuse = "mcp"\n'
+        f"args = {{ servers = {{ bare = {{ command = {json.dumps(list(BARE_SERVER))} }} }} }}\n"
+    )
+    assert 0 == main(["mcp", "tools", "--recipe", "two.toml"])
+    assert "  add(" in capsys.readouterr().out
+
+
 def test_a_recipe_without_servers_is_named(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (place / "agent.toml").write_text('environments = [{ use = "arithmetic" }]')
     assert 2 == main(["mcp", "tools", "--recipe", "agent.toml"])

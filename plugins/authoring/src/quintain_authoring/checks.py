@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -108,6 +114,16 @@ def check_environment(
     class Suite(EnvironmentSuite):
         environment, sample = loaded, tasks
 
+        def test_tasks_are_the_same_in_another_process(self) -> None:
+            """By name, not pickled as in the suite: an interpreter cannot import a class from a file."""
+            if spec.own_slots:
+                super().test_tasks_are_the_same_in_another_process()
+                return
+            elsewhere = tasks_elsewhere(spec.table.use if spec.table else "", args, tasks)
+            for split in self.splits:
+                same = [task.id for task in self.tasks(split)] == elsewhere[split]
+                assert same, f"{split!r} has other tasks in another process: a set's order, or hash() of text?"
+
         @classmethod
         def setup_class(cls) -> None:
             started(cls, {**with_workers, **services}, slots)
@@ -115,6 +131,40 @@ def check_environment(
     Suite.args, Suite.episodes = args, episodes
     own = [("replies that may exploit the reward", lambda suite: probes(suite))]
     return [first, *suite_checks(Suite, own)]
+
+
+ELSEWHERE = """
+import json, sys
+from itertools import islice
+from pathlib import Path
+from quintain.training import EnvironmentTable, resolve_environment_table
+use, args, count, out = sys.argv[1:]
+environment = resolve_environment_table(EnvironmentTable(use=use, args=json.loads(args))).make({})
+ids = {split: [task.id for task in islice(environment.tasks(split), int(count))] for split in ("train", "dev", "test")}
+Path(out).write_text(json.dumps(ids), encoding="utf-8")
+"""
+"""Writes the ids of the first tasks of each split; standard output may be the author's."""
+
+
+def tasks_elsewhere(use: str, args: Mapping[str, Any], count: int) -> dict[str, list[str]]:
+    """The ids of the first *count* tasks of each split in another interpreter, where ``hash()`` of text differs.
+
+    Raises:
+        PluginError: it cannot load the environment.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder, "ids.json")
+        command = [sys.executable, "-c", ELSEWHERE, use, json.dumps(dict(args), default=str), str(count), str(out)]
+        environ = os.environ | {"PYTHONHASHSEED": "random"}
+        try:
+            done = subprocess.run(command, env=environ, timeout=120, capture_output=True, text=True, check=False)
+        except subprocess.TimeoutExpired:
+            raise PluginError("its tasks are not there within 120 s in another process") from None
+        if done.returncode or not out.exists():
+            said = (done.stderr.strip().splitlines() or [f"status {done.returncode}"])[-1]
+            raise PluginError(f"another process cannot load the environment: {said[-300:]}")
+        ids: dict[str, list[str]] = json.loads(out.read_text(encoding="utf-8"))
+        return ids
 
 
 def check_reward(
@@ -222,7 +272,7 @@ def suite_checks(
             kind.teardown_class()
         return [start]
     suite = kind()
-    names = [name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_")]
+    names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_"))
     wanted = [name for name in names if not only or any(word in name for word in only)]
     try:
         rows = [tried(title_of(name, suite), getattr(suite, name)) for name in wanted]

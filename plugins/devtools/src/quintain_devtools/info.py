@@ -325,8 +325,8 @@ def print_all(name: str, components: Sequence[Details], *, whole: bool) -> None:
             print_short(details, console, space)
             hidden += len(details.fields) + len(details.services)
     if too_long:
-        settings = f" with all {hidden} settings in full" if hidden else ""
-        console.print(Text(f"\nshortened; `quintain info {name} --all` prints it{settings}", style="dim"))
+        rest = f"all {hidden} settings" if hidden else "the rest"
+        console.print(Text(f"\nshortened: `quintain info {name} --all` has {rest}", style="dim"))
 
 
 def print_details(details: Details, console: Any, brief: bool = False) -> None:

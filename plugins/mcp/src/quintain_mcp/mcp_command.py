@@ -83,12 +83,18 @@ async def _of_options(command: str | None, url: str | None, headers: Sequence[st
 async def _of_recipe(path: Path) -> dict[str, Any]:
     """The servers of all services of a recipe that are `Mcp`."""
     from quintain.cli import current
-    from quintain.errors import UsageError
+    from quintain.errors import UnknownNameError, UsageError
     from quintain.training import Recipe, opened_environments
 
     from .client import Mcp
 
-    choices = {s: t for s, t in Recipe.load(path).services.items() if current().load("service", t.use) is Mcp}
+    def is_mcp(use: str) -> bool:
+        try:
+            return current().load("service", use) is Mcp
+        except UnknownNameError:  # an engine, which another player may have as a service
+            return False
+
+    choices = {slot: table for slot, table in Recipe.load(path).services.items() if is_mcp(table.use)}
     if not choices:
         raise UsageError(f'{path} has no [services.NAME] with use = "mcp"')
     async with opened_environments([], choices) as (_, services):
