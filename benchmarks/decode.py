@@ -143,7 +143,7 @@ class Sides:
         return ids.cpu(), logps.cpu()
 
     def step(self, length: int, steps: int) -> dict[str, Any]:
-        """Median CPU seconds of one step of all rows over a cache of so many tokens; what it holds does not matter."""
+        """Median CPU seconds of one step of all rows over a cache of *length* tokens; their values do not matter."""
         with self.torch.inference_mode():
             decoding = self.engine._forward.steps([length] * self.rows, steps + 2)
             ids, seconds = self.torch.arange(self.rows, device=self.module.device), []
@@ -185,7 +185,7 @@ def serve(size: str, precision: str, rows: int, threads: int, device: str) -> No
 
 
 def bandwidth(megabytes: int, threads: int) -> float:
-    """GB per CPU second at which this process reads a tensor of so many megabytes: the fastest of 20 sums."""
+    """GB per CPU second at which this process reads a tensor of that many megabytes: the fastest of 20 sums."""
     import torch
 
     torch.set_num_threads(threads)

@@ -1,4 +1,4 @@
-"""A bfloat16 sampler under a float32 learner: how large is the mismatch, what does it bias, which correction mends it?
+"""A bfloat16 sampler under a float32 learner: how large is the mismatch, what does it bias, which correction helps?
 
 First exactly, on a softmax whose sampler rounds its logits to bfloat16; then whole runs of a transformer of fewer than
 100,000 parameters, whose engine decodes in bfloat16.

@@ -55,7 +55,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
 
 
 def _at(run: tuple[list[int], list[float]], samples: float) -> float:
-    """Success when so many samples were used, between steps by a straight line."""
+    """Success after that number of samples, between steps by a straight line."""
     used, success = run
     for i in range(1, len(used)):
         if used[i] >= samples:

@@ -140,7 +140,7 @@ def _rounded(error: float) -> str:
 
 
 def render(page: str, measured: Sequence[Measured]) -> str:
-    """Return *page* with its tables written anew."""
+    """Return *page* with its tables rewritten."""
     for name, table in tables(measured):
         start, end = f"<!-- {name} -->\n", f"<!-- end {name} -->"
         page = re.sub(f"{start}.*?{end}", lambda _, text=f"{start}{table}\n{end}": text, page, flags=re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from quintain.evaluation import ControlEngine
 from quintain.models import HFTokenizer
 from quintain.testing import run_episode
 from quintain.training.checkpoint import Checkpoint
+from quintain.training.run_folder import RunFolder
 from quintain_env_games import Duel, Opponent
 from quintain_league import League, SeatedControls, SelfPlaySuite
 
@@ -175,12 +177,8 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
         League(policy=None, learner=None, **settings)
 
 
-def test_a_run_plays_against_its_earlier_selves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recipe names the service, and the checkpoint has its copies of the policy, which differ."""
-    save_tiny(tmp_path / "model", context=128)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "self.toml").write_text(
-        """
+LEARNT = ("step", "reward.mean", "loss", "length.mean")
+RECIPE = """
 [run]
 steps = 2
 [model]
@@ -204,7 +202,13 @@ tasks = 0
 use = "league"
 args = { every = 1, size = 2 }
 """
-    )
+
+
+def test_a_run_plays_against_its_earlier_selves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe names the service, and the checkpoint has its copies of the policy, which differ."""
+    save_tiny(tmp_path / "model", context=128)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "self.toml").write_text(RECIPE)
 
     assert 0 == main(["train", "self.toml", "--name", "self", "-q"])
 
@@ -213,3 +217,25 @@ args = { every = 1, size = 2 }
     assert "quintain-league/league" in (tmp_path / "runs/self/recipe.toml").read_text()
     assert [1, 2] == [one["version"] - selves[0]["version"] + 1 for one in selves]
     assert any((selves[0]["weights"][n] != selves[1]["weights"][n]).any() for n in selves[0]["weights"])
+
+
+def test_a_resumed_run_meets_the_same_selves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics, weights of the policy and of its copies are those of the run that was not interrupted."""
+    save_tiny(tmp_path / "model", context=128)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "self.toml").write_text(RECIPE)
+    longer = ["--set", "checkpoint.every=1", "--set", "checkpoint.keep=9", "--steps", "3", "-q"]
+
+    assert 0 == main(["train", "self.toml", "--name", "whole", *longer])
+    shutil.copytree(tmp_path / "runs/whole", tmp_path / "runs/again")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / f"runs/again/checkpoints/step-{step:06}")
+    assert 0 == main(["train", "--resume", "again", "-q"])
+
+    whole, again = (RunFolder(tmp_path / "runs" / name, lock=False) for name in ("whole", "again"))
+    compared = [[{k: v for k, v in m.items() if k in LEARNT} for m in run.metrics()] for run in (whole, again)]
+    assert 4 == len(compared[0]) and compared[0] == compared[1] and set(LEARNT) <= compared[0][-1].keys()
+    last = [Checkpoint.open(run.checkpoints / "step-000003").state["services"]["rival"] for run in (whole, again)]
+    for one, other in zip(*(state["selves"] for state in last), strict=True):
+        assert one["version"] == other["version"] and one["weights"].keys() == other["weights"].keys()
+        assert all(bool((one["weights"][n] == other["weights"][n]).all()) for n in one["weights"])

@@ -69,7 +69,7 @@ class Conversation:
     def fork(self, turns: int) -> Conversation:
         """A copy of the first *turns* sampled turns; their tokens are not trained in it.
 
-        It begins with the tokens recorded here, unless the template has rewritten them since: then it renders anew.
+        It begins with the tokens recorded here, unless the template has rewritten them since: then all is rendered.
         """
         fork = Conversation(self.tokenizer, self.tools)
         messages, characters, tokens = self._ends[turns - 1] if turns else (0, 0, 0)

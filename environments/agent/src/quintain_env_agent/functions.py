@@ -60,7 +60,7 @@ async def call(function: Callable[..., Any], *args: Any) -> Any:
     """What *function* returns: awaited, or called in a thread of its own.
 
     A pool of threads would be too small: an engine that waits for all episodes would wait for those in its queue. A
-    thread cannot be ended: one that outlives its episode goes on until its next request, which is refused.
+    thread cannot be ended: one that outlives its episode runs until its next request, which is refused.
     """
     if inspect.iscoroutinefunction(function):
         return await function(*args)

@@ -111,7 +111,7 @@ def compare(
 
     @contextmanager
     def screen() -> Iterator[Screen]:
-        # For each run anew: a run that has handled signals itself leaves SIGTERM as the system has it.
+        # Again for each run: a run that has handled signals itself leaves SIGTERM as the system has it.
         with sigterm_as_ctrl_c(), for_terminal(quiet=quiet or as_json) as shown:
             yield shown
 

@@ -132,7 +132,7 @@ def _known(run: Run, candidates: Sequence[Sequence[Task]]) -> Difficulties | Non
         for rates, tasks in zip(stored.rates, candidates, strict=same):
             same = same and list(rates) == [task.id for task in tasks[: len(rates)]]
     except (ValueError, TypeError, AttributeError) as e:
-        run.screen.warn(f"{path} cannot be read ({e}); tasks are measured anew")
+        run.screen.warn(f"{path} cannot be read ({e}); tasks are measured again")
         return None
     return stored if same else None
 

@@ -17,7 +17,7 @@ POOL = 16_384
 
 
 class TaskPool(TaskStream):
-    """Endless tasks of one split: shuffled, anew for every pass; then, window by window, in another order if asked.
+    """Endless tasks of one split: reshuffled for every pass; then, window by window, in another order if asked.
 
     A window is the next *size* tasks of a pass (at its end fewer). ``easy_to_hard`` goes through each window once, from
     easy to hard, tasks of equal level as shuffled. ``hard_first`` draws as often as the window has tasks, each time in
@@ -29,7 +29,7 @@ class TaskPool(TaskStream):
         seed: of this pool alone.
         size: of a window; 1 for ``shuffled``.
         drop_solved: success rate over the run from which on a task is not drawn again. Where all tasks in reach got
-            there they come back, and their rates are counted anew.
+            there they come back, and their rates are reset.
         rates: successes and attempts by task before the run; orders start with them instead of levels and of no record.
         name: what errors call the environment.
 
@@ -134,8 +134,7 @@ class TaskPool(TaskStream):
         self._fill()
         if self.dropped and (self._pass > self._fruitful + 1 or self._skipped >= POOL):
             self.notices.append(
-                f"all tasks of {self._name!r} in reach are dropped: they come back, and their success rates are "
-                "counted anew"
+                f"all tasks of {self._name!r} in reach are dropped: they come back, and their success rates are reset"
             )
             self.dropped.clear()
             self._history.clear()

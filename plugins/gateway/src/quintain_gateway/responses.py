@@ -70,7 +70,7 @@ def request_of(body: Mapping[str, Any], histories: Mapping[str, tuple[Message, .
 def remember(
     histories: MutableMapping[str, tuple[Message, ...]], response_id: str, request: TurnRequest, answer: Answer
 ) -> None:
-    """Keep the conversation up to *answer*, without instructions, which each request gives anew."""
+    """Keep the conversation up to *answer*, without instructions, which each request sends again."""
     messages = request.messages[1:] if request.messages[0].role == "system" else request.messages
     histories[response_id] = (*messages, Message("assistant", answer.text, calls=answer.turn.calls))
     while len(histories) > MOST_KEPT:

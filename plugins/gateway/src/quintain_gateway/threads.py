@@ -1,4 +1,4 @@
-"""Finds the conversation that a request continues, so that its tokens are never made anew.
+"""Finds the conversation that a request continues, so that its tokens are never encoded again.
 
 Agents send the whole conversation with every request. A request that begins with the messages of a thread up to the end
 of one of its turns, as the agent saw them, belongs to that thread: it continues it if that turn is the last one, and

@@ -198,7 +198,7 @@ class Caller:
     def _readable(self, key: str, prompt: Prompt, answer: Answer) -> tuple[Any, str]:
         try:
             return prompt.form.read(answer.text)
-        except UnreadableVerdict:  # such as a line cut by a full disk: it must not fail for ever
+        except UnreadableVerdict:  # such as a line cut by a full disk: it must not fail each time
             self._cache.forget(key)
             raise
 

@@ -403,7 +403,7 @@ class JudgeService(Service):
             )
 
     async def judge_canaries(self) -> CanaryReport:
-        """The verdicts on the canaries, through the gate, asked anew."""
+        """The verdicts on the canaries, through the gate, asked again."""
 
         async def verdict(question: str, reference: str, answer: str) -> bool:
             final = extracted(answer)

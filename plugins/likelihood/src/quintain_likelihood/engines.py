@@ -207,7 +207,7 @@ class FrozenModel(ModuleLikelihood):
 class FrozenPolicy(ModuleLikelihood):
     """Scores under the policy as it was when the run began.
 
-    The copy is part of every checkpoint, so that a resumed run goes on with the same scorer. A policy with adapters is
+    The copy is part of every checkpoint, so that a resumed run has the same scorer. A policy with adapters is
     its base model, which no checkpoint needs. For a large model without adapters name it with `FrozenModel` instead:
     then checkpoints stay small.
 

@@ -67,7 +67,8 @@ def _fork(control: socket.socket, descriptor: int, memory: int, cpu_seconds: flo
             ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
         control.close()
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        with contextlib.nullcontext() if sys.platform == "linux" else contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))  # macOS may refuse it
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
         _answer_all(socket.socket(fileno=descriptor), cpu_seconds)
     finally:

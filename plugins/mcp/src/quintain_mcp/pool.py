@@ -100,7 +100,7 @@ class ServerPool:
             self._note(connection.failure)
 
     async def shared(self) -> Connection:
-        """The session with the fewest calls; opened anew where too many have failed.
+        """The session with the fewest calls; reopened if too many have failed.
 
         Raises:
             InfrastructureError: the server does not work.

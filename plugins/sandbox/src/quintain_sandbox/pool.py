@@ -84,7 +84,7 @@ class ContainerPool:
         while (waiting := self._pop(shape)) is not None:
             if waiting.alive:
                 return waiting
-            self._remove(waiting)  # the engine was started anew, or somebody removed it
+            self._remove(waiting)  # the engine was restarted, or somebody removed it
         try:
             return self._make(shape)
         finally:

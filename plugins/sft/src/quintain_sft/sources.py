@@ -1,7 +1,7 @@
 """What supervised training imitates: demonstrations of an environment, rollouts of a run, conversations in a file.
 
 Each becomes `Example`s, and these rows of tokens. Where a rollout was sampled with the tokenizer of the model that is
-trained, its own token ids train; else its text is rendered and encoded anew, turn by turn.
+trained, its own token ids train; else its text is rendered and encoded again, turn by turn.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def mixed(example: Example, think: bool) -> Example:
 
 
 def rows_of(example: Example, tokenizer: ChatTokenizer, end: int) -> list[Tokens]:
-    """The tokens of an example: as they were sampled, or encoded anew, each answer with the token *end*.
+    """The tokens of an example: as they were sampled, or encoded again, each answer with the token *end*.
 
     More than one row where the template rewrites history (drops earlier thoughts, say).
     """

@@ -42,7 +42,7 @@ WINDOW = 256
 """Examples that are shuffled together."""
 
 MOST_KEPT = 4096
-"""Demonstrations of a finite split that are kept; where there are more they are made anew each time."""
+"""Demonstrations of a finite split that are kept; if there are more, they are generated each time."""
 
 SLOTS = 256
 AnyEnvironment = Environment[Any, Any]
@@ -231,7 +231,7 @@ async def examples_of(
 ) -> AsyncIterator[TrainingSequence]:
     """Yield the demonstrations of ``train`` as token sequences, over and over; environments take turns.
 
-    A demonstration that the chat template cuts into several sequences counts as so many.
+    A demonstration that the chat template cuts into several sequences counts once for each.
 
     Raises:
         UsageError: an environment has no demonstrations, or none that fits the context.
