@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -54,6 +55,29 @@ def test_workflow_calls_the_script_of_ci() -> None:
     assert "bash .ci/run" in [step.get("run") for step in jobs["full"]["steps"]]
     (python,) = (step["with"]["python-version"] for step in jobs["full"]["steps"] if "setup-python" in str(step))
     assert supported <= {python, *jobs["pythons"]["strategy"]["matrix"]["python"]}
+    for lane in ("wheels", "macos"):
+        assert supported == set(jobs[lane]["strategy"]["matrix"]["python"])
+        assert any("tests/test_distributions.py" in step.get("run", "") for step in jobs[lane]["steps"])
+    assert "make site" in [step.get("run") for step in jobs["docs"]["steps"]]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    named = {word for c in commands for word in c.split() if word.startswith(("tests/", ".ci/"))}
+    assert named and not [name for name in named if not (ROOT / name).exists()]
+
+
+def test_updates_of_pins_are_proposed() -> None:
+    """Dependabot reads the pins and the actions of the workflow, from folders that exist."""
+    updates = pytest.importorskip("yaml").safe_load((ROOT / ".github" / "dependabot.yml").read_text())["updates"]
+
+    assert {"pip", "github-actions"} == {u["package-ecosystem"] for u in updates}
+    assert (ROOT / "constraints.txt").exists() and all(u["directory"] == "/" for u in updates)
+
+
+def test_the_container_installs_what_make_installs() -> None:
+    """The development container has a supported Python and calls a target of the Makefile."""
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
+
+    assert ":3.11" in container["image"]
+    assert "make setup" in container["postCreateCommand"]
 
 
 @pytest.mark.parametrize("form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")), ids=lambda f: f.stem)

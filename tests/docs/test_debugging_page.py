@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
-from .pages import page
+from .commands import parse
+from .pages import ROOT, page
 
 PAGE = page("docs/debugging.md")
 
@@ -27,3 +29,14 @@ def test_a_breakpoint_stops_in_the_reward(tmp_path: Path) -> None:
     assert "debugged.py(8)long_enough()" in done.stdout.replace(str(tmp_path) + "/", "")
     assert "(Pdb) 'rain is interesting'" in done.stdout
     assert "pass@1" in done.stdout
+
+
+def test_the_configurations_start_commands_that_exist() -> None:
+    """The page shows .vscode/launch.json; its commands take their options."""
+    (shown,) = [b.text for b in PAGE.blocks if b.language == "json"]
+    assert shown == (ROOT / ".vscode" / "launch.json").read_text()
+
+    for configuration in json.loads(shown)["configurations"]:
+        if configuration["module"] == "quintain":
+            words = " ".join(configuration["args"]).replace("${file}:${input:class}", "debugged.py:Wordy")
+            parse(f"quintain {words}")

@@ -1,5 +1,5 @@
 """Advantages: the reward of a sample less a baseline. Rewards are floats in double precision, so that a tolerance of
-1e-6 lies above their rounding.
+1e-6 is above their rounding.
 
 A group (or a batch, where that is the baseline) whose rewards differ by no more than ``tolerance`` gets exactly 0.
 Otherwise dividing rounding errors by their spread would turn constant rewards of 0.7 into advantages of a hundred.

@@ -111,7 +111,7 @@ def _of_csv(file: Path, text: str, delimiter: str) -> Iterator[Record]:
             elif len(fields) != len(header):
                 raise UsageError(
                     f"dataset: {where} has {len(fields)} fields; expected {len(header)} ({', '.join(header)}); a field "
-                    'with a comma or a line break stands in "quotes"'
+                    'with a comma or a line break needs "quotes"'
                 )
             else:
                 yield Record(where, dict(zip(header, fields, strict=True)))

@@ -22,14 +22,14 @@ def tis_sequence(t: LossInputs, *, cap: float = 5.0) -> Tensor:
 
 @correction
 def icepop(t: LossInputs, *, low: float = 0.5, high: float = 5.0) -> Tensor:
-    """prox / mu per token where that lies within [low, high], else 0 (IcePop; Ant Group 2025; bounds as in verl)."""
+    """prox / mu per token where that is within [low, high], else 0 (IcePop; Ant Group 2025; bounds as in verl)."""
     weight = t.mismatch()
     return _within(weight, low, high)
 
 
 @correction(level="sequence")
 def mis(t: LossInputs, *, low: float = 0.0, high: float = 3.0) -> Tensor:
-    """prox(y) / mu(y) per sample, the product over its tokens, where that lies within [low, high], else 0: masked
+    """prox(y) / mu(y) per sample, the product over its tokens, where that is within [low, high], else 0: masked
     importance sampling, TRL's default ("sequence_mask", 3). Long samples leave first, as their products spread most.
     """
     weight = t.mismatch("product")

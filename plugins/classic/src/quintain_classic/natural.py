@@ -103,7 +103,7 @@ def natural(
     direction, rest = conjugate_gradients(damped, gradient, iterations)
     metrics["natural.residual"] = _norm(rest) / norm
     curvature = _dot(direction, gradient - rest)  # what is solved is x' (F + damping 1) x of the x that was reached
-    if not curvature > 0:  # g lies where F vanishes and nothing damps it: no length is right
+    if not curvature > 0:  # g is where F vanishes and nothing damps it: no length is right
         return metrics
     step = direction.mul_(-math.sqrt(2 * delta / curvature))
     for k in range(tries):

@@ -95,7 +95,7 @@ async def compare(
 async def in_both_orders(
     judge: JudgeService, prompt: Any, a: str, b: str, criteria: Sequence[str]
 ) -> tuple[float, float]:
-    """The value of *a*, 1, 0.5 or 0, where it stands first and where it stands second, without the gate.
+    """The value of *a*, 1, 0.5 or 0, in the first and in the second place, without the gate.
 
     Raises:
         InfrastructureError: one of the two has no verdict.

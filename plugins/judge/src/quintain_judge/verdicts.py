@@ -185,7 +185,7 @@ class Texts(Form):
 
 def _unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("a key stands twice")
+        raise ValueError("a key occurs twice")
     return dict(pairs)
 
 

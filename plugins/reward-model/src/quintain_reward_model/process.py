@@ -34,7 +34,7 @@ class MarkedSteps:
 class ProcessRewardModel(Service):
     """Scores the steps of the policy's turns with a process reward model (Lightman et al. 2023, 2305.20050).
 
-    After each step stands the token *separator*; the score of the step is read there:
+    Each step is followed by the token *separator*; the score of the step is read there:
 
     - ``head = "tokens"``: a language-model head; the probability of *good* against *bad* as the next token, as in
       Math-Shepherd (Wang et al. 2023, 2312.08935), which has the separator "ки" and the tokens "+" and "-".

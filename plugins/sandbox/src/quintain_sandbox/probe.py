@@ -183,7 +183,7 @@ async def _python(run: Run, code: str, stdin: str = "", seconds: float = LIMITS.
 async def _look(run: Run) -> dict[str, Guarantee]:
     """Try to reach a file, servers and processes of the host, to stay, and to make forbidden system calls."""
     with tempfile.TemporaryDirectory(suffix="-canary") as folder, tempfile.NamedTemporaryFile(dir=folder) as file:
-        os.chmod(folder, 0o777)  # so that only the box stands between
+        os.chmod(folder, 0o777)  # so that only the box protects it
         os.fchmod(file.fileno(), 0o666)
         levels = await _look_around(run, folder, file.name)
     token = secrets.token_hex(16)

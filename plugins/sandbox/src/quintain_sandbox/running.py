@@ -350,7 +350,7 @@ class _Pump:
                 self._write()
 
     def drain(self) -> None:
-        """Take what lies in the pipes after the end, up to the limit."""
+        """Take what is in the pipes after the end, up to the limit."""
         for descriptor in tuple(self._open):
             while descriptor in self._open and self._read(descriptor):
                 pass

@@ -229,7 +229,7 @@ class Streams:
                 return True
 
     def drain(self) -> None:
-        """Take what lies in the pipes."""
+        """Take what is in the pipes."""
         for key in list(self.selector.get_map().values()):
             while key.data is not None and self.read(key.fd, key.data):
                 pass
