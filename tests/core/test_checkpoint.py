@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import shutil
@@ -83,14 +84,15 @@ def test_going_on_equals_never_having_stopped(folder: RunFolder, kind: str) -> N
     original.step(batch(1))
     torch.manual_seed(5)
     random.seed(6)
-    checkpoints(folder).save(1, learner=original, state={"curriculum": {"picked": 3}, "seconds": 0.1})
+    state = {"curriculum": {"picked": 3}, "seconds": 0.1, "most": math.inf}
+    checkpoints(folder).save(1, learner=original, state=state)
     expected = (torch.rand(3), random.random())
     original.step(batch(2))
 
     resumed = learner(seed=9, kind=kind)
     found = latest(folder)
     assert found is not None
-    assert found.restore(resumed) == {"curriculum": {"picked": 3}, "seconds": 0.1}
+    assert found.restore(resumed) == state
     assert torch.equal(torch.rand(3), expected[0])
     assert random.random() == expected[1]
     assert (resumed.version, resumed.updates) == (1, 1)

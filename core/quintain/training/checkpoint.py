@@ -182,7 +182,7 @@ class CheckpointManager:
             _write_model(beside / "model", learner, self.tokenizer)
             _write_learner(beside, learner)
             tensors: dict[str, Any] = {}
-            _write_json(beside / "state.json", plain(_taken_out(state, tensors)))
+            _write_json(beside / "state.json", plain(_taken_out(state, tensors), exact=True))
             if tensors:
                 torch.save(tensors, beside / "state.pt")
             name = getattr(self.tokenizer, "name", "")
@@ -443,7 +443,7 @@ def restore_generators(states: Mapping[str, Any]) -> None:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, allow_nan=False) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(value) + "\n", encoding="utf-8")
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -165,19 +165,19 @@ def steps_in(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(m[1]), p) for m, p in matches if m)
 
 
-def plain(value: Any) -> Any:
-    """*value* as strict JSON: non-finite numbers become ``None``, numpy and torch scalars plain numbers."""
+def plain(value: Any, *, exact: bool = False) -> Any:
+    """*value* as JSON: numpy and torch scalars become numbers; without *exact*, non-finite numbers become ``None``."""
     if isinstance(value, Mapping):
-        return {str(k): plain(v) for k, v in value.items()}
+        return {str(k): plain(v, exact=exact) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        return [plain(v) for v in value]
+        return [plain(v, exact=exact) for v in value]
     if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, Path):
         return str(value)
     number: Callable[[], Any] | None = getattr(value, "item", None)
     if number is not None:
-        return plain(number())
+        return plain(number(), exact=exact)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if exact or math.isfinite(value) else None
     raise TypeError(f"{value!r} cannot be stored as JSON")

@@ -1,0 +1,243 @@
+"""Runs with schedules that die: at any moment, in this process and by SIGKILL, and what a resume has of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from quintain.learning.batch import batch_of
+from quintain.training.async_collect import AsyncCollector, CompleteGroup
+from quintain.training.build import run_training
+from quintain.training.recipe.tables import Recipe
+from quintain.training.run import Run
+from quintain.training.run_folder import RunFolder
+from quintain.training.screen import Screen
+from quintain.types.rollout import AnyGroup
+
+from ..core.models import save_tiny
+from .kills import Killed, check_history, run_once
+
+HERE = Path(__file__).parent
+STALENESS = {"sync": 0, "one_step_off": 1, "areal": 4, "pipeline": 8}
+STEPS, PROMPTS = 4, 3
+MOST = 900
+"""Boundaries that a run of `STEPS` steps passes, or a few more."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("tiny"), context=256)
+
+
+def scheduled(model: Path, schedule: str, every: int = 1, kind: str = "TwoTurns", **args: Any) -> Recipe:
+    """A short run with the preset *schedule* and the arguments *args*, and a checkpoint each *every* steps."""
+    return Recipe.of(
+        {
+            "run": {"steps": STEPS},
+            "model": {"name": str(model), "device": "cpu"},
+            "environments": [{"use": f"{HERE}/waiting.py:{kind}", "args": {"size": 7}}],
+            "algorithm": {"use": "dr_grpo", "args": {"plan": {}}},
+            "schedule": {"use": schedule, "args": args},
+            "sampling": {"max_tokens": 4},
+            "batch": {"prompts": PROMPTS, "group_size": 2},
+            "learner": {"lr": 3e-3},
+            "evaluation": {"every": 0, "test": {"tasks": 0}},
+            "checkpoint": {"every": every, "keep": 2},
+        }
+    )
+
+
+def survives(recipe: Recipe, moments: list[int]) -> dict[str, int]:
+    """What `check_history` counts in a run that dies at each of the *moments* and then finishes."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "run"
+        deaths = sum(run_once(place, recipe, moment).dead for moment in moments)
+        run_once(place, recipe)
+        limit = recipe.schedule.args.get("max_staleness", STALENESS[recipe.schedule.use])
+        return {**check_history(place, limit), "deaths": deaths}
+
+
+@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(
+    moments=st.lists(st.integers(1, MOST), min_size=1, max_size=2),
+    schedule=st.sampled_from([*STALENESS]),
+    every=st.integers(1, 2),
+)
+@example(moments=[MOST // 2, 120], schedule="areal", every=1)
+def test_killed_at_any_boundary_it_trains_each_task_once(
+    model: Path, moments: list[int], schedule: str, every: int
+) -> None:
+    survives(scheduled(model, schedule, every), moments)
+
+
+@pytest.mark.slow
+@settings(max_examples=60)
+@given(
+    moments=st.lists(st.integers(1, MOST), min_size=1, max_size=5),
+    schedule=st.sampled_from([*STALENESS]),
+    every=st.integers(0, 3),
+    stale=st.sampled_from(["drop", "retry"]),
+    kind=st.sampled_from(["TwoTurns", "Failing", "Reporting"]),
+)
+def test_killed_at_any_boundaries_it_trains_each_task_once(
+    model: Path, moments: list[int], schedule: str, every: int, stale: str, kind: str
+) -> None:
+    """More moments, episodes that fail, stale groups that are sampled again, and checkpoints at the end only."""
+    args = {} if schedule == "sync" else {"stale": stale}
+    survives(scheduled(model, schedule, every, kind, **args), moments)
+
+
+def tokens_of(group: AnyGroup) -> list[str]:
+    """The rollouts of a group as text: token ids, log-probs, versions, scores and whatever else a record has."""
+    return [json.dumps(rollout.to_json()) for rollout in group.rollouts]
+
+
+def test_a_resume_has_the_queued_groups_token_for_token(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Complete groups that no batch has taken come back from the checkpoint as they were queued, and train so."""
+    recipe = scheduled(model, "areal", kind="Reporting")
+    queued: dict[int, list[CompleteGroup]] = {}
+    restored: list[CompleteGroup] = []
+    batch, save, restore = AsyncCollector._batch, Run.save, AsyncCollector.restore
+
+    def patient(self: AsyncCollector) -> Any:
+        """Takes no batch before twice its groups are complete, so that the queue has some at each checkpoint."""
+        return None if len(self._usable()) < 2 * self.groups and self._running else batch(self)
+
+    def saved(self: Run) -> None:
+        save(self)
+        assert isinstance(self.collector, AsyncCollector)
+        queued[self.state.step] = list(self.collector._complete)
+        if len(queued) == 2:
+            raise Killed
+
+    def back(self: AsyncCollector, state: Mapping[str, Any]) -> None:
+        restore(self, state)
+        restored.extend(self._complete)
+
+    monkeypatch.setattr(AsyncCollector, "_batch", patient)
+    monkeypatch.setattr(AsyncCollector, "restore", back)
+    with monkeypatch.context() as patch, RunFolder.create(tmp_path, recipe.to_toml()) as folder:
+        patch.setattr(Run, "save", saved)
+        with pytest.raises(Killed):
+            run_training(recipe, folder, Screen(quiet=True))
+    run_once(tmp_path, recipe)
+    check_history(tmp_path, 4)
+
+    before = queued[2]
+    assert len(before) >= PROMPTS
+    assert [tokens_of(c.group) for c in before] == [tokens_of(c.group) for c in restored]
+    for field in ("reason", "oldest"):
+        assert [getattr(c, field) for c in before] == [getattr(c, field) for c in restored]
+    for field in ("index", "visit", "name", "group_size", "task"):
+        assert [getattr(c.request, field) for c in before] == [getattr(c.request, field) for c in restored]
+    batches = [batch_of([c.group for c in q], temperature=1.0, max_tokens=4) for q in (before, restored)]
+    assert batches[0] == batches[1]  # what the learner gets: sequences, scores per turn, groups
+    assert {0, 1, 2} >= {v for sample in batches[1].samples for s in sample.sequences for v in s.versions if v >= 0}
+    rows = [row for step in (3, 4) for row in folder.read_rollouts(step)]
+    trained = {(row["group"], row["sample"]): json.loads(row["rollout"]) for row in rows}
+    for c in before:
+        for rollout in c.group.rollouts:
+            assert json.dumps(trained[c.group.index, rollout.sample]) == json.dumps(rollout.to_json())
+
+
+NURSERY = """
+import os, sys
+from quintain.cli import main
+from quintain.registry.lookup import current
+import pyarrow.parquet, quintain.training.build, quintain.training.rollout_table, quintain_schedules
+current()
+for words in sys.stdin:
+    if not (pid := os.fork()):
+        os.dup2(2, 1)
+        os._exit(main(words.split()))
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
+"""Starts each command of its input in a process of its own, which need not import anything again."""
+
+
+@contextmanager
+def nursery(place: Path) -> Iterator[Callable[[str, Callable[[int], None]], int]]:
+    """A function that runs `quintain` with some words, calls another one with the process, and returns its status."""
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "QUINTAIN_PLUGINS": ""}
+    with (place / "errors.txt").open("a") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-c", NURSERY],
+            cwd=place,
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def run(words: str, meanwhile: Callable[[int], None]) -> int:
+            stdin.write(f"{words}\n")
+            stdin.flush()
+            meanwhile(int(stdout.readline()))
+            return int(stdout.readline())
+
+        with process:
+            yield run
+            stdin.close()
+
+
+@pytest.mark.parametrize(
+    "kills",
+    [pytest.param(3, marks=pytest.mark.ci), pytest.param(12, marks=pytest.mark.slow)],
+)
+@pytest.mark.parametrize("schedule", ["one_step_off", "areal", "pipeline"])
+def test_after_sigkill_at_random_moments_it_trains_each_task_once(
+    model: Path, tmp_path: Path, schedule: str, kills: int
+) -> None:
+    """`quintain train` dies by SIGKILL again and again: some time after a step that is drawn, or while it starts."""
+    draw, steps = random.Random(f"{schedule} {kills}"), 6 * kills + 6
+    changes = {"run.steps": steps, "checkpoint.every": 2, "environments.0.args": {"size": 24, "pause": 0.01}}
+    (tmp_path / "recipe.toml").write_text(scheduled(model, schedule).replace(changes).to_toml())
+    metrics = tmp_path / "runs" / "run" / "metrics.jsonl"
+    died: list[int] = []
+    again = "train --resume runs/run"
+
+    def lines() -> int:
+        return metrics.read_text().count("\n") if metrics.exists() else 0
+
+    def kill(process: int) -> None:
+        """At once or when 1 to 6 more steps are complete, and up to 0.1 s later."""
+        wanted = lines() + draw.randrange(7)
+        while lines() < min(wanted, steps + 1) and Path(f"/proc/{process}").exists():
+            time.sleep(0.002)
+        time.sleep(draw.random() * 0.1)
+        with suppress(ProcessLookupError):  # it has finished
+            os.kill(process, signal.SIGKILL)
+
+    with nursery(tmp_path) as run:
+        for _ in range(kills):
+            begun = (metrics.parent / "recipe.toml").exists()
+            status = run(again if begun else "train recipe.toml --name run", kill)
+            assert status in (0, signal.SIGKILL), (tmp_path / "errors.txt").read_text()
+            if status:
+                died.append(lines() - 1)
+        assert 0 == run(again, lambda process: None), (tmp_path / "errors.txt").read_text()
+    counted = check_history(metrics.parent, STALENESS[schedule])
+
+    assert died
+    print(f"{schedule}: killed after steps {died}; {counted}")
