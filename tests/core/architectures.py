@@ -6,9 +6,10 @@ are 6 tokens, so that any sequence of a test exceeds them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
 import transformers
 
@@ -229,6 +230,16 @@ _SHAPES: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 ARCHITECTURES = tuple(_SHAPES)
 """Names of the table."""
+KINDS = """
+llama llama4 qwen3 qwen3-next qwen2-moe mistral-window gemma3-cap gemma4 phi3-longrope gpt2 gpt-oss falcon-alibi
+falcon-h1 granite-scaled glm4-moe lfm2 jamba deepseek-v3 bloom mpt mamba2 bert
+""".split()
+"""One of each kind of attention, position, mixture of experts and state."""
+
+
+def kinds_first(names: Iterable[str]) -> list[Any]:
+    """*names* as parameters of a test, of which those that repeat a kind are slow."""
+    return [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def architecture(

@@ -23,7 +23,7 @@ from quintain.errors import LimitReached, UsageError
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
 
-from .architectures import ARCHITECTURES, VOCABULARY, architecture
+from .architectures import ARCHITECTURES, VOCABULARY, architecture, kinds_first
 from .test_embedded_batching import Given
 from .test_embedded_engine import TOKENIZER, run
 
@@ -35,11 +35,6 @@ REFUSED = {
 }
 """What the engine refuses, and why."""
 SUPPORTED = [name for name in ARCHITECTURES if name not in REFUSED]
-KINDS = """
-llama llama4 qwen3 qwen3-next qwen2-moe mistral-window gemma3-cap gemma4 phi3-longrope gpt2 gpt-oss falcon-alibi
-falcon-h1 granite-scaled glm4-moe lfm2 jamba deepseek-v3 bloom mpt mamba2 bert
-""".split()
-"""One of each kind of attention, position, mixture of experts and state."""
 
 
 @pytest.fixture(autouse=True)
@@ -130,9 +125,7 @@ def test_any_schedule_gives_the_modules_log_probs(name: str, seed: int) -> None:
     assert max(errors(module, schedule(engine, seed))) < 1e-4
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in KINDS else pytest.param(name, marks=pytest.mark.slow) for name in SUPPORTED]
-)
+@pytest.mark.parametrize("name", kinds_first(SUPPORTED))
 def test_half_precision_adds_rounding_alone(name: str) -> None:
     """The engine decodes a copy in bfloat16: its error is that of the module's own forward in bfloat16."""
     module = architecture(name)

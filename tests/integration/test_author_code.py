@@ -187,12 +187,12 @@ def test_an_import_that_blocks_is_named(tmp_path: Path) -> None:
 
 def test_a_fork_does_not_become_a_second_trainer(tmp_path: Path) -> None:
     """The child of a bare `os.fork` ends as soon as it returns to Quintain."""
-    process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=4)))
+    process = start(tmp_path, "train", str(recipe(tmp_path, "forks", steps=2)))
     status, _, err = finish(process)
 
     assert 0 == status, err
     lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    assert [0, 1, 2, 3, 4] == [json.loads(line)["step"] for line in lines]
+    assert [0, 1, 2] == [json.loads(line)["step"] for line in lines]
     assert [] == processes_in(tmp_path)
 
 
