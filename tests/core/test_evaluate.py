@@ -9,6 +9,7 @@ import itertools
 import json
 import re
 import signal
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
@@ -30,7 +31,7 @@ from quintain.interfaces.reward import group_reward, reward
 from quintain.interfaces.service import Service, need
 from quintain.registry.lookup import isolated
 from quintain.testing.scripted import ScriptedEngine
-from quintain.training.screen import Screen
+from quintain.training.screen import LiveScreen, Screen
 from quintain.types.rollout import Rollout, Score
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
@@ -399,6 +400,22 @@ def test_a_phase_is_announced_the_first_time_and_while_it_takes_long(
             screen.phase(f"step {step}: rollouts", 40)
             clock += seconds
     assert capsys.readouterr().err.splitlines() == ["step 0: rollouts ...", "step 2: rollouts ..."]
+
+
+def test_the_line_of_a_step_fits_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Length and entropy are in the metrics; a log has them all."""
+    metrics = {"reward.success": 0.65, "reward.mean": 1.57, "held_out.accuracy": 0.4, "length.mean": 21.0}
+    metrics |= {"entropy": 0.04, "tokens_per_second": 12457.0}
+    for columns, left_out in (("80", ("entropy", "length")), ("100", ("entropy",)), ("120", ())):
+        monkeypatch.setenv("COLUMNS", columns)
+        screen = LiveScreen(sys.stderr)
+        screen.start(200, 90, "dev")
+        screen.step(100, metrics)
+        (line,) = [text for text in capsys.readouterr().err.splitlines() if "step 100/200" in text]
+        assert len(line) <= int(columns) and line.rstrip().rpartition("left")[2] and "tokens/s" in line
+        assert [name for name in ("entropy", "length") if name not in line] == list(left_out)
+    Screen().step(100, metrics)
+    assert "entropy 0.04" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("plugins")

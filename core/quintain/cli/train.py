@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 EPILOG = """
 \b
 Examples:
-  quintain train                                    the quickstart: the default model learns arithmetic
-  quintain train code                               a recipe: Python functions, graded in a sandbox
-  quintain train gsm8k --model Qwen/Qwen3-0.6B      an environment
+  quintain train                                the quickstart: arithmetic
+  quintain train code                           Python functions, in a sandbox
+  quintain train gsm8k --model Qwen/Qwen3-0.6B  an environment
   quintain train dataset --arg path=qa.jsonl --reward score.py:score
   quintain train recipe.toml --set learner.lr=1e-5 --set batch.prompts=16
-  quintain train --dry-run > recipe.toml            the complete quickstart recipe, to edit
+  quintain train --dry-run > recipe.toml        the quickstart, to edit
   quintain train --resume arithmetic-1
 
 A recipe that begins with extends = "quickstart" (or "code", "pretrained", a path) lists the keys that differ; other

@@ -356,12 +356,7 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
 
 
 def first_tasks(environment: Environment[Any, Any], split: str, name: str) -> list[Task]:
-    """The first tasks of *split*; warn if they are those of ``train``.
-
-    Raises:
-        EnvironmentFault: they change from call to call, or the environment's own code failed.
-        NoTasksError, UsageError: as `evaluate`.
-    """
+    """The first tasks of *split*; warn if they are those of ``train``; raises as `tasks_of`, also if they change."""
     first, again = (tasks_of(environment, split, COMPARED, name=name) for _ in range(2))
     if [task.id for task in first] != [task.id for task in again]:
         raise EnvironmentFault(

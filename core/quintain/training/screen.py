@@ -31,7 +31,7 @@ class Screen(AbstractContextManager["Screen"]):
 
     def __init__(self, out: TextIO | None = None, *, quiet: bool = False, dated: bool = False) -> None:
         self._out = out or sys.stderr
-        self._quiet, self._dated = quiet, dated
+        self._quiet, self._dated, self._width = quiet, dated, 10**6
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
         self._steps, self._split = 0, "held-out"
         self._began = time.monotonic()
@@ -77,7 +77,7 @@ class Screen(AbstractContextManager["Screen"]):
         if first and (spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))):
             self._began = time.monotonic() - spent  # without the evaluation before
         left = self._left(step)
-        self.note(f"step {step}/{self._steps}  {line(metrics, self._split)}  left {clock(left)}")
+        self.note(f"step {step}/{self._steps}  {line(metrics, self._split, self._width - 28)}  left {clock(left)}")
         if first and left > 60:
             pace = f"{left / more:.2g} s" if left / more < 60 else f"{left / more / 60:.1f} min"
             self.note(f"about {pace} a step: {clock(left)} for the other {more} steps, without evaluations")
@@ -122,6 +122,7 @@ class LiveScreen(Screen):
         from rich.theme import Theme
 
         self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))  # yellow by default
+        self._width = self._console.width
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("{task.description}"),
@@ -180,9 +181,12 @@ SHOWN = (
 )
 
 
-def line(metrics: Mapping[str, Any], split: str = "held-out") -> str:
-    """The main metrics on one line; held-out accuracy is that of *split*."""
-    return "  ".join(form.format(metrics[key], split=split) for key, form in SHOWN if metrics.get(key) is not None)
+def line(metrics: Mapping[str, Any], split: str = "held-out", width: int = 10**6) -> str:
+    """The main metrics on a line of *width* characters; held-out accuracy is that of *split*."""
+    parts = [form.format(metrics[key], split=split) for key, form in SHOWN if metrics.get(key) is not None]
+    while len(parts) > 1 and len("  ".join(parts)) > width:
+        del parts[-2]
+    return "  ".join(parts)
 
 
 def answer(rollout: AnyRollout) -> str:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 EPILOG = """
 \b
 Examples:
-  quintain sft arithmetic                                 the default model, on worked examples
-  quintain sft arithmetic-1 --model arithmetic-1          a run's model, on its own right answers
+  quintain sft arithmetic                                 worked examples
+  quintain sft arithmetic-1 --model arithmetic-1          its right answers
   quintain eval gsm8k --engine http://127.0.0.1:8000 --model NAME \\
-      --split train --samples 4 --out teacher.parquet     a teacher's answers ...
-  quintain sft teacher.parquet --model Qwen/Qwen3-0.6B    ... for a student
-  quintain sft talks.jsonl --think 0.5 --model FOLDER     half with, half without thought
+      --split train --samples 4 --out teacher.parquet     a teacher's answers,
+  quintain sft teacher.parquet --model Qwen/Qwen3-0.6B    for a student
+  quintain sft talks.jsonl --think 0.5 --model FOLDER     half without thought
 
 Then: quintain train --model FOLDER --env ENVIRONMENT, or quintain eval ENVIRONMENT --model FOLDER
 """
