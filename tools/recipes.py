@@ -99,8 +99,8 @@ SECTIONS = {
     "stop": "Conditions that end the run before `run.steps`; the first that holds.",
     "services": (
         "One table per service: `[services.workers]`. For a name without a table, the installed service of that name "
-        "is used, if there is one. A service starts once per run, and all environments share it: environments that need "
-        "different settings of one service train in separate runs."
+        "is used, if there is one. A service starts once per run, and all environments share it: environments that "
+        "need different settings of one service train in separate runs."
     ),
     "trackers": (
         'Experiment trackers, one table each: `[[trackers]]` with `use = "wandb"` ([hooks.md](hooks.md#trackers)). '
