@@ -36,13 +36,16 @@ class Engines:
         from quintain.models.load import load_model
         from quintain_vllm import VLLMEngine, VLLMServer
 
-        loaded = load_model(folder(size), dtype="float32", device=device)
+        # vLLM's kernels of attention on a GPU take half precision; two engines and the learner share its memory
+        dtype, options = ("bfloat16", {"gpu_memory_utilization": 0.3}) if device != "cpu" else ("float32", {})
+        loaded = load_model(folder(size), dtype=dtype, device=device)
         loaded.tokenizer.stop_ids = ()
+        settings: dict[str, Any] = {"slots": rows, "context": 512, "options": options}
         self.module, self.rows, self.new, self.version = loaded.module, rows, new, 0
         self.engines: dict[str, Any] = {
             "embedded": EmbeddedEngine.sharing(loaded.module, loaded.tokenizer, slots=rows),
-            "vllm": VLLMEngine.sharing(loaded.module, loaded.tokenizer, slots=rows, context=512),
-            "vllm-server": VLLMServer.sharing(loaded.module, loaded.tokenizer, slots=rows, context=512),
+            "vllm": VLLMEngine.sharing(loaded.module, loaded.tokenizer, **settings),
+            "vllm-server": VLLMServer.sharing(loaded.module, loaded.tokenizer, **settings),
         }
 
     async def __aenter__(self) -> Engines:
@@ -139,7 +142,7 @@ def main() -> None:
 
     torch.set_num_threads(args.threads)
     rows, new = (4, 8) if args.quick else (64, 256)
-    sizes = ("1.05M",) if args.quick else ("1.05M", "4.46M")
+    sizes = ("1.05M",) if args.quick else ("1.05M", "4.46M", *(("0.6B",) if args.device != "cpu" else ()))
     figures: dict[str, Any] = {}
     lines: list[tuple[str, ...]] = []
     for size in (size for size in sizes if args.only in size):

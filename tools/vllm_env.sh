@@ -37,6 +37,12 @@ if [ ! -x "$base/bin/python" ]; then
     make_base > /dev/null || { echo "the vLLM environment cannot be made at $base" >&2; exit 3; }
 fi
 
+# What the distributions of the checkout need beside vLLM; the packages of an older checkout may lack it.
+if ! "$base/bin/python" -c 'import docker, tantivy' 2> /dev/null; then
+    "$base/bin/python" -m pip install --quiet --disable-pip-version-check ${PIP_ARGS:-} "docker>=7" "tantivy>=0.27" >&2 ||
+        echo "docker and tantivy could not be installed into $base: \`search\` and \`code\` do not run there" >&2
+fi
+
 overlay=$repo/.venv-vllm
 stamp=$overlay/.ready
 members=(pyproject.toml environments/*/pyproject.toml plugins/*/pyproject.toml)

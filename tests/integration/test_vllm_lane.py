@@ -38,7 +38,7 @@ def test_vllm_lane(python: str) -> None:
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "plugins").glob("test_vllm*.py"))
     environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1"}
     command = [python, "-m", "pytest", "-q", "-W", "default", "-p", "no:cacheprovider", "-m", "not slow", *files]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-6000:]
     summary = done.stdout.strip().splitlines()[-1]
     assert re.search(r"\d+ passed", summary), summary

@@ -16,13 +16,17 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
 
+import torch
+
 from quintain import LimitReached, Sampling
 from quintain.errors import UsageError
+from quintain.learning import ModuleWeights
+from quintain_schedules.presets import Areal, OneStepOff, Pipeline
 from quintain_vllm import CanaryError, SleepUnsupportedError, VLLMServer
 from quintain_vllm.transports import File
 
 from ..core.models import tiny_model
-from .test_vllm_sync import Other
+from .test_vllm_sync import Other, follow
 from .vllm_kit import TOKENIZER, Running, plain_logps, prompts
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
@@ -110,27 +114,57 @@ def test_a_second_engine_uses_the_url(running: Running) -> None:
     running.do(running.engine.update(Other(running.model, 0)))
 
 
-def test_updates_are_exact_and_checked(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also while requests run; a layer that kept its weights is named."""
-    models = {v: tiny_model(hidden=128, seed=v) for v in (1, 2, 3)}
+@pytest.mark.parametrize("schedule", [Areal(), Pipeline()])
+def test_updates_in_flight(running: Running, schedule: Any) -> None:
+    """With fresh keys and values, log-probs are those of the version that sampled; with stale ones of neither."""
+    models = {v: tiny_model(hidden=128, seed=v) for v in (1, 2)}
     prompt = [(7 * i) % 256 for i in range(60)]
     fields = {"temperature": 0.0, "max_tokens": 400, "logprobs": 0, "ignore_eos": True}
+    engine = running.engine
+    follow(engine, schedule)
 
     async def in_flight() -> Any:
-        await running.engine.update(Other(models[1], 1))
-        reply = asyncio.create_task(running.engine._generate(prompt, fields))
-        await running.engine.sample(prompt, Sampling(max_tokens=8, stop_ids=()))  # some tokens later
-        await running.engine.update(Other(models[2], 2))
+        await engine.update(Other(models[1], 1))
+        reply = asyncio.create_task(engine._generate(prompt, fields))
+        for _ in range(3):  # it has some tokens then
+            await engine._generate(prompt, fields | {"max_tokens": 20})
+        await engine.update(Other(models[2], 2))
         return await reply
 
     answer = running.do(in_flight())
     spans = [(int(v), start, end) for v, start, end in answer.spans]
-    assert [v for v, _, _ in spans] in ([1, 2], [2])  # it may start after the update
+    assert [v for v, _, _ in spans] == [1, 2]
     assert spans[-1][2] == 400
+    off = {}
     for version, start, end in spans:
         own = plain_logps(models[version], [*prompt, *answer.ids[:start]], answer.ids[start:end])
-        assert list(answer.logps[start:end]) == pytest.approx(own, abs=1e-3)
+        off[version] = max(abs(a - b) for a, b in zip(own, answer.logps[start:end], strict=True))
+    assert off[1] < 1e-3
+    assert (off[2] < 1e-3) == schedule.recompute_kv
 
+
+def test_an_update_waits_for_the_end_of_turns(running: Running) -> None:
+    """Without updates in flight."""
+    models = {v: tiny_model(hidden=128, seed=v) for v in (0, 1)}
+    follow(running.engine, OneStepOff())
+
+    async def turns() -> list[Any]:
+        await running.engine.update(Other(models[0], 0))
+        first = asyncio.create_task(running.engine.sample([1], Sampling(seed=1, max_tokens=100)))
+        await asyncio.sleep(0)
+        update = asyncio.create_task(running.engine.update(Other(models[1], 1)))
+        await asyncio.sleep(0)
+        late = await running.engine.sample([1], Sampling(seed=1, max_tokens=5))
+        assert await update == 1
+        return [await first, late]
+
+    for version, out in enumerate(running.do(turns())):
+        assert out.versions == (version,) * len(out.ids)
+        assert list(out.logps) == pytest.approx(plain_logps(models[version], [1], out.ids), abs=1e-3)
+
+
+def test_a_layer_that_kept_its_weights_is_named(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {3: tiny_model(hidden=128, seed=3)}
     send = File.send
     name = "model.layers.0.self_attn.o_proj.weight"
     wrong = {name: models[3].state_dict()[name].clone().normal_(0, 0.15)}
@@ -142,6 +176,31 @@ def test_updates_are_exact_and_checked(running: Running, monkeypatch: pytest.Mon
     with pytest.raises(CanaryError) as error:
         running.do(running.engine.update(Other(models[3], 3)))
     assert error.value.layer == "model.layers.0.self_attn.o_proj (RowParallelLinear)"
+
+
+def test_adapters_alone_are_exact() -> None:
+    """The frozen weights are those that the server starts with; the adapters are transferred, also in flight."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=5, lora_alpha=7)
+    model = peft.get_peft_model(tiny_model(hidden=128), settings)
+    running = Running(model, VLLMServer, adapters=True)
+    ids = [(7 * i) % 256 for i in range(60)]
+    try:
+        for version in (1, 2):
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if ".lora_" in name:
+                        parameter.normal_(0, 0.1 * version)
+            assert running.do(running.engine.update(ModuleWeights(model, version))) == version
+            (out,) = running.sample((ids, Sampling(seed=1, max_tokens=12)))
+            assert out.versions == (version,) * len(out.ids)
+            assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids), abs=1e-4)
+        assert len(running.engine.differences) == 3
+        folder = running.engine._adapter
+        assert sorted(folder.parent.glob("quintain-adapter-*")) == [folder]
+    finally:
+        running.close()
+    assert not folder.exists()
 
 
 def test_sleep_and_transports_that_are_refused(running: Running) -> None:

@@ -15,6 +15,7 @@ import torch
 from quintain import Sampling
 from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
+from quintain_schedules.presets import Areal, OneStepOff, Pipeline
 from quintain_vllm import CanaryError, VLLMEngine, WeightSyncError
 from quintain_vllm.transports import File, Memory
 
@@ -132,30 +133,43 @@ async def _stream(running: Running, versions: Sequence[tuple[int, Any]]) -> Any:
     fields = {"temperature": 0.0, "max_tokens": 300, "logprobs": 0, "ignore_eos": True}
     reply = asyncio.create_task(running.engine._generate(IDS, fields))
     for i, (version, model) in enumerate(versions):
-        while True:
-            tokens = await running.engine._do(_progress)
-            if tokens >= 60 * (i + 1):
-                break
+        await sampled_tokens(running.engine, 60 * (i + 1))
         await running.engine.update(Other(model, version))
     return await reply
 
 
-def _progress(engine: Any) -> int:
-    requests = engine.engine_core.engine_core.scheduler.requests.values()
-    return max((r.num_output_tokens for r in requests), default=0)
+async def sampled_tokens(engine: Any, number: int) -> None:
+    """Wait until the longest reply has *number* tokens."""
+
+    def progress(engine: Any) -> int:
+        requests = engine.engine_core.engine_core.scheduler.requests.values()
+        return max((r.num_output_tokens for r in requests), default=0)
+
+    while await engine._do(progress) < number:
+        pass
 
 
-@pytest.mark.parametrize("recompute", [True, False])
-def test_updates_in_flight(recompute: bool) -> None:
+@pytest.fixture(scope="module")
+def streaming() -> Iterator[Running]:
+    started = Running(tiny_model(hidden=128))
+    yield started
+    started.close()
+
+
+def follow(engine: Any, schedule: Any) -> None:
+    """Set what a run with *schedule* sets."""
+    engine.in_flight_updates, engine.recompute_kv = schedule.in_flight_updates, schedule.recompute_kv
+
+
+@pytest.mark.parametrize("schedule", [Areal(), Pipeline()])
+def test_updates_in_flight(streaming: Running, schedule: Any) -> None:
     """Each token carries the version that sampled it. With fresh keys and values it is that version's choice for the
     whole text before it; with stale ones most tokens are of neither version, and the log-probs show it.
     """
     models = {v: tiny_model(hidden=128, seed=v) for v in (0, 1, 2)}
-    running = Running(models[0], recompute_kv=recompute)
-    try:
-        answer = running.do(_stream(running, [(1, models[1]), (2, models[2])]))
-    finally:
-        running.close()
+    follow(streaming.engine, schedule)
+    streaming.do(streaming.engine.update(Other(models[0], 0)))
+    answer = streaming.do(_stream(streaming, [(1, models[1]), (2, models[2])]))
     spans = [(int(v), start, end) for v, start, end in answer.spans]
     assert [v for v, _, _ in spans] == [0, 1, 2]
     assert [end for _, _, end in spans] == [*(start for _, start, _ in spans[1:]), 300]
@@ -165,7 +179,31 @@ def test_updates_in_flight(recompute: bool) -> None:
         own = plain_logps(models[version], [*IDS, *answer.ids[:start]], answer.ids[start:end])
         off[version] = max(abs(a - b) for a, b in zip(own, answer.logps[start:end], strict=True))
     assert off[0] < 1e-4
-    assert (off[1] < 1e-3 and off[2] < 1e-3) == recompute
+    assert (off[1] < 1e-3 and off[2] < 1e-3) == schedule.recompute_kv
+
+
+def test_an_update_waits_for_the_end_of_turns(streaming: Running) -> None:
+    """Without updates in flight, turns that run keep their version; one that is asked for meanwhile has the next."""
+    engine, models = streaming.engine, {v: tiny_model(hidden=128, seed=v) for v in (0, 5)}
+    follow(engine, OneStepOff())
+    streaming.do(engine.update(Other(models[0], 0)))
+    long = Sampling(seed=1, max_tokens=200, top_p=0.99)  # its log-probs are scored after it, within the turn
+
+    async def turns() -> list[Any]:
+        running = [asyncio.create_task(engine.sample([i], long)) for i in range(3)]
+        await sampled_tokens(engine, 5)
+        update = asyncio.create_task(engine.update(Other(models[5], 5)))
+        await asyncio.sleep(0)
+        late = asyncio.create_task(engine.sample([9], Sampling(seed=1, max_tokens=5)))
+        running[0].cancel()
+        outs = [await task for task in running[1:]]
+        assert await update == 5
+        return [*outs, await late]
+
+    *before, after = streaming.do(turns())
+    for start, (version, out) in zip((1, 2, 9), [(0, before[0]), (0, before[1]), (5, after)], strict=True):
+        assert out.versions == (version,) * len(out.ids)
+        assert list(out.logps) == pytest.approx(plain_logps(models[version], [start], out.ids), abs=1e-3)
 
 
 @pytest.mark.parametrize("alone", [False, True])

@@ -34,7 +34,7 @@ class Running:
             raise
 
     def do(self, coroutine: Coroutine[Any, Any, Out]) -> Out:
-        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 120))
+        return self.loop.run_until_complete(asyncio.wait_for(coroutine, 300))
 
     def sample(self, *calls: tuple[Sequence[int], Sampling]) -> list[Any]:
         async def together() -> list[Any]:

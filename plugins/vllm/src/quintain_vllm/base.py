@@ -8,7 +8,8 @@ import logging
 import shutil
 import tempfile
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -18,10 +19,13 @@ from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
 
+from .arguments import engine_args
 from .canary import HALF_TOLERANCE, TOLERANCE, Reference, base_of, canary_ids, first_difference, forward_log_probs
 from .canary import layer_outputs as learner_outputs
 from .errors import CanaryError, SleepUnsupportedError, WeightSyncError
 from .requests import room_for, sampled, sampling_fields
+from .settings import Settings
+from .sleep import LearnerHook, forget_cached_memory, state_of
 from .transports import Transport
 
 _log = logging.getLogger(__name__)
@@ -54,44 +58,61 @@ class SyncedEngine(TokenEngine):
 
     Attributes:
         module: the learner's module, where the engine was made for one.
+        settings: of the constructor.
         dtype: that vLLM computes in.
         differences: of the canary after each update, in nats.
     """
 
     module: Any = None
+    settings: Settings
     path: str
-    _adapters = False
 
     def _configure(
         self,
+        settings: Settings,
+        transport: Transport,
         *,
-        folder: str,
+        folder: str = "",
         tokenizer: HFTokenizer,
         config: Any,
-        module: Any,
-        dtype: str | None,
-        context: int | None,
-        recompute_kv: bool,
-        canary: bool,
-        canary_tolerance: float | None,
-        transport: Transport,
+        module: Any = None,
+        overlaps: bool = False,
     ) -> None:
-        supported = _context_of(config)
+        """Set the engine up.
+
+        Args:
+            folder: or hub name of the checkpoint, where there is no *module*.
+            overlaps: turns are sampled while the learner updates.
+
+        Raises:
+            UsageError: a setting does not fit the model.
+        """
+        supported, context, dtype = _context_of(config), settings.context, settings.dtype or "auto"
         if context is not None and not 2 <= context <= supported:
             raise UsageError(f"context is {context}; this model takes 2 to {supported}, or none for {supported}")
-        self.tokenizer, self.context = tokenizer, context or supported
-        if module is not None and dtype in (None, "auto"):
+        if settings.adapters and not hasattr(module, "peft_config"):
+            raise UsageError("adapters is true, but the model has none: set [model.lora] in the recipe")
+        if module is not None and dtype == "auto":
             dtype = str(next(module.parameters()).dtype).removeprefix("torch.")
-        self.module, self.dtype = module, str(dtype)
+        self.tokenizer, self.context = tokenizer, context or supported
+        self.settings, self.module, self.dtype = settings, module, dtype
         self._folder, self._config, self._vocabulary = folder, config, config.get_text_config().vocab_size
-        self._recompute_kv, self._checks, self._tolerance = recompute_kv, canary, canary_tolerance
         self._transport, self._transport_open = transport, False
         self._reference = Reference(module, folder)
         self.version, self.stalls = 0, 0
         self.differences: list[float] = []
         self._temporary: Path | None = None
-        self._published: Weights | None = None
-        self._asleep = 0
+        self._adapter: Path | None = None
+        self._published: tuple[Weights, Any] | None = None
+        self._turns, self._asleep = 0, 0
+        self._new_locks()
+        sleeps = settings.sleep_mode and not overlaps
+        self._hook = LearnerHook(module, self._rest) if sleeps and module is not None else None
+
+    def _new_locks(self) -> None:
+        self._syncing, self._gate, self._idle = asyncio.Lock(), asyncio.Event(), asyncio.Event()
+        self._gate.set()
+        self._idle.set()
 
     # -- what a mode provides
 
@@ -108,7 +129,7 @@ class SyncedEngine(TokenEngine):
 
     @abstractmethod
     async def _pause(self) -> None:
-        """Freeze running requests. With `_recompute_kv` their keys and values are dropped, and computed again after."""
+        """Freeze running requests. With `recompute_kv` their keys and values are dropped, and computed again after."""
 
     @abstractmethod
     async def _resume(self) -> None: ...
@@ -120,13 +141,17 @@ class SyncedEngine(TokenEngine):
     async def _rpc(self, method: str, *args: Any) -> Any:
         """Call a method of `WorkerExtension` on all workers; the first one's answer."""
 
+    @abstractmethod
+    async def _load_adapter(self, folder: Path, version: int) -> None:
+        """Put the adapters in *folder*, in peft's format, in the place of those before."""
+
     # -- the engine
 
     async def __aenter__(self) -> Self:
-        self._syncing = asyncio.Lock()
+        self._new_locks()  # of this event loop
         if self.module is not None and not self._folder:
             self._temporary = Path(tempfile.mkdtemp(prefix="quintain-vllm-"))
-            _write_shape(self.module, self.tokenizer, self._temporary, weights=self._adapters)
+            _write_shape(self.module, self.tokenizer, self._temporary, weights=self.settings.adapters)
             self._folder = str(self._temporary)
         try:
             await self._start()
@@ -135,15 +160,19 @@ class SyncedEngine(TokenEngine):
         except BaseException:
             await self.__aexit__()
             raise
+        if self._hook is not None:
+            self._hook.start()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
+        if self._hook is not None:
+            self._hook.stop()
         if self._transport_open:
             self._transport.close()
             self._transport_open = False
         await self._stop()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+        for folder in filter(None, (self._temporary, self._adapter)):
+            shutil.rmtree(folder, ignore_errors=True)
 
     async def sample(self, ids: Sequence[int], sampling: Sampling) -> Sampled:
         """Continue *ids*. Cancelling the awaiting task aborts the request.
@@ -152,15 +181,31 @@ class SyncedEngine(TokenEngine):
             LimitReached: *ids* leave no room in the context.
             InfrastructureError: vLLM failed, or gave NaN.
         """
-        await self._awake()
         stop_ids = [i for i in (*self.tokenizer.stop_ids, *sampling.stop_ids) if i < self._vocabulary]
         fields = sampling_fields(sampling, stop_ids=stop_ids, room=room_for(ids, self.context))
-        answer = await self._generate(ids, fields)
-        logps: Sequence[float] = answer.logps
-        if sampling.truncates and sampling.temperature > 0:
-            # vLLM's are those of the truncated distribution
-            logps = await self.score([*ids, *answer.ids], len(ids), sampling.temperature)
+        async with self._turn():
+            answer = await self._generate(ids, fields)
+            logps: Sequence[float] = answer.logps
+            if sampling.truncates and sampling.temperature > 0:
+                # vLLM's are those of the truncated distribution
+                logps = await self.score([*ids, *answer.ids], len(ids), sampling.temperature)
         return sampled(answer.ids, logps, answer.spans, answer.finish, answer.stop)
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        """A turn is sampled in the block; none begins while an update waits for the end of all."""
+        await self._awake()
+        while not self._gate.is_set():
+            await self._gate.wait()
+            await self._awake()
+        self._turns += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._turns -= 1
+            if not self._turns:
+                self._idle.set()
 
     async def score(self, ids: Sequence[int], start: int, temperature: float = 1.0) -> list[float]:
         """Log-probs of ``ids[start:]``, each given all before it; *start* is at least 1.
@@ -202,21 +247,34 @@ class SyncedEngine(TokenEngine):
     async def update(self, weights: Weights) -> int:
         """Load *weights*: pause, transfer, reset the prefix cache, resume, and compare with the learner.
 
-        Unfinished sequences continue under the new weights; each token carries the version that sampled it.
+        Unfinished turns continue under the new weights, and each token carries the version that sampled it; without
+        `in_flight_updates` they end first, and none begins meanwhile. With `recompute_kv`, vLLM computes the keys and
+        values of unfinished sequences again; else they continue over those of the old weights, and log-probs are of
+        neither version.
 
         Raises:
             WeightSyncError: the transfer failed, and left the engine without usable weights.
             CanaryError: the engine scores the canary otherwise than the learner.
         """
         async with self._syncing:
-            if self._asleep:
-                await self._wake()
-            await self._transfer(weights)
-            if self._checks:
-                await self._check(weights)
+            try:
+                if not self.in_flight_updates:
+                    self._gate.clear()
+                    if self._turns:
+                        await self._wake()
+                    await self._idle.wait()
+                await self._transfer(weights)
+                if self.settings.canary:
+                    await self._check(weights)
+            finally:
+                self._gate.set()
         return self.version
 
     async def _transfer(self, weights: Weights) -> None:
+        wakes, self._asleep = bool(self._asleep), 0
+        if wakes:
+            forget_cached_memory(self.module)
+            await self._wake_up("weights")
         await self._pause()
         try:
             if not self._transport_open:
@@ -230,11 +288,38 @@ class SyncedEngine(TokenEngine):
             raise WeightSyncError(
                 f"{self.name} did not take weights of version {weights.version}: {type(error).__name__}: {error}"
             ) from error
-        self.version, self._published = weights.version, weights
+        self.version, self._published = weights.version, (weights, state_of(weights))
+        if wakes:
+            await self._wake_up("kv_cache")
         await self._resume()
 
     async def _send(self, weights: Weights) -> None:
-        await self._transport.transfer(self._control(), weights.tensors(), weights.version)
+        if not self.settings.adapters:
+            await self._transport.transfer(self._control(), weights.tensors(), weights.version)
+            return
+        module = getattr(weights, "module", None)
+        if not hasattr(module, "peft_config"):
+            raise UsageError("adapters is true, but merged weights were published, as a staleness does; leave it out")
+        before = self._adapter
+        # under a new name: vLLM may keep what it computed with adapters of the same path
+        self._adapter = Path(tempfile.mkdtemp(prefix="quintain-adapter-", dir=self._transport.folder))
+        module.save_pretrained(self._adapter)
+        await self._load_adapter(self._adapter, weights.version)
+        if before is not None:
+            shutil.rmtree(before, ignore_errors=True)
+
+    def _engine_args(self, more: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of ``vllm.EngineArgs``: what both modes set, *more*, and the user's options."""
+        args = engine_args(
+            self.settings,
+            folder=self._folder,
+            config=self._config,
+            module=self.module,
+            dtype=self.dtype,
+            context=self.context,
+            backend=self._transport.backend,
+        )
+        return {**args, **more, **self.settings.options}
 
     @abstractmethod
     def _control(self) -> Any:
@@ -253,7 +338,7 @@ class SyncedEngine(TokenEngine):
         pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
         difference = max(difference, *(abs(a - b) for a, b in pairs))
         self.differences.append(difference)
-        tolerance = self._tolerance or TOLERANCE.get(self.dtype, HALF_TOLERANCE)
+        tolerance = self.settings.canary_tolerance or TOLERANCE.get(self.dtype, HALF_TOLERANCE)
         if not difference <= tolerance:
             layer = await self._differing_layer(module, ids)
             raise CanaryError(difference, tolerance, weights.version, layer)
@@ -277,47 +362,69 @@ class SyncedEngine(TokenEngine):
 
     # -- sleep
 
-    async def sleep(self, level: int = 1) -> None:
+    async def sleep(self, level: int | None = None) -> None:
         """Free the engine's memory on the GPU for the learner: 1 moves the weights to the host, 2 drops them.
 
-        The next call wakes it. After level 2 the last published weights are transferred again.
+        The next call wakes it; after level 2 with the last published weights, which are transferred again. With
+        ``sleep_mode`` and a synchronous schedule, an engine of a learner sleeps by itself when the learner begins to
+        compute.
 
         Raises:
             SleepUnsupportedError: there is nothing to free on this platform.
+            UsageError: there is no such level, or it would drop the frozen weights under adapters.
         """
-        if level not in (1, 2):
-            raise UsageError(f"sleep level is {level}; expected 1 or 2")
+        level = level or self.settings.sleep_level
+        if level not in (1, 2) or (level == 2 and self.settings.adapters):
+            raise UsageError(f"sleep level is {level}; expected 1 or 2, with adapters 1")
         if not self._can_sleep():
             raise SleepUnsupportedError(
                 f"{self.name} cannot sleep here: vLLM frees memory of GPUs only, and only with sleep_mode = true"
             )
         async with self._syncing:
             if not self._asleep:
-                await self._fall_asleep(level)
                 self._asleep = level
+                await asyncio.to_thread(self._fall_asleep, level)
+
+    def _rest(self) -> None:
+        """Sleep, if nothing is being sampled: the learner, in whose thread this is called, needs the memory."""
+        if not self._asleep and not self._turns and not self._syncing.locked() and self._can_sleep():
+            self._asleep = self.settings.sleep_level
+            self._fall_asleep(self._asleep)
 
     async def _awake(self) -> None:
         if self._asleep:
             async with self._syncing:
-                if self._asleep:
-                    discarded = await self._wake()
-                    if discarded and self._published is not None:
-                        await self._transfer(self._published)
+                await self._wake()
 
-    async def _wake(self) -> bool:
-        """Wake up; whether the weights must be transferred again."""
-        level, self._asleep = self._asleep, 0
-        await self._wake_up()
-        return level == 2
+    async def _wake(self) -> None:
+        """Wake up, if asleep; what level 2 dropped is transferred again."""
+        if self._asleep == 1:
+            self._asleep = 0
+            forget_cached_memory(self.module)
+            await self._wake_up()
+            await self._resume()
+        if not self._asleep:
+            return
+        if self._published is None:
+            raise WeightSyncError(f"{self.name} dropped its weights in its sleep, and was given none: call update()")
+        weights, state = self._published
+        if state_of(weights) != state:
+            raise WeightSyncError(
+                f"{self.name} dropped weights of version {weights.version} in its sleep, and the learner's are newer: "
+                "call update(), or set engine.args.sleep_level to 1"
+            )
+        await self._transfer(weights)
 
     @abstractmethod
     def _can_sleep(self) -> bool: ...
 
     @abstractmethod
-    async def _fall_asleep(self, level: int) -> None: ...
+    def _fall_asleep(self, level: int) -> None:
+        """Pause and free the memory; returns when it is free. May be called in the thread of the event loop."""
 
     @abstractmethod
-    async def _wake_up(self) -> None: ...
+    async def _wake_up(self, part: str = "") -> None:
+        """Take the memory again: of the ``weights``, of the ``kv_cache``, or all."""
 
 
 _ONE = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "ignore_eos": True, "detokenize": False}

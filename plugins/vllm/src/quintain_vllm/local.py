@@ -5,26 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from quintain import InfrastructureError, Weights
+from quintain import InfrastructureError
 from quintain.errors import UsageError
 from quintain.models import HFTokenizer
 
+from .arguments import ENVIRONMENT, check_installed
 from .base import Answer, SyncedEngine, checkpoint
 from .canary import base_of
 from .errors import WeightSyncError
+from .settings import Settings, takes
 from .thread import EngineThread
-from .transports import Memory, transport_named
-
-SLOTS = 64
-"""Sequences decoded at once by default."""
-BLOCK = 16
-"""Tokens per block of keys and values; shorter prompts are not shared."""
-CACHE_BYTES = 4 * 2**30
-"""Largest memory for keys and values on a CPU by default."""
-VERSIONS = ((0, 32), (0, 34))
-"""Of vLLM: from the first up to, not including, the second."""
+from .transports import Memory
 
 
 class VLLMEngine(SyncedEngine):
@@ -37,113 +31,35 @@ class VLLMEngine(SyncedEngine):
 
     name = "vllm"
 
-    def __init__(
-        self,
-        model: str = "",
-        *,
-        dtype: str = "auto",
-        slots: int = SLOTS,
-        context: int | None = None,
-        recompute_kv: bool = True,
-        canary: bool = True,
-        canary_tolerance: float | None = None,
-        sleep_mode: bool = False,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Serve *model*, a folder or a hub name; it is loaded when the engine is entered.
-
-        Args:
-            dtype: to compute in; ``auto`` is the checkpoint's.
-            slots: maximum of sequences decoded at once.
-            context: longest sequence, from 2; ``None`` is what the model supports.
-            recompute_kv: compute the keys and values of running sequences again after a weight update; otherwise they
-                continue over those of the old weights, and their log-probs are of neither version.
-            canary: compare engine and learner after every update.
-            canary_tolerance: largest accepted difference of a log-prob in nats; ``None`` is 0.001 in float32 and 0.25
-                in half precision.
-            sleep_mode: let `sleep` free memory of the GPU.
-            options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``, ``quantization``,
-                ``speculative_config`` or ``enforce_eager``.
+    @takes(Settings)
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        """Serve *model*, a folder or a hub name, with `Settings`; it is loaded when the engine is entered.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed.
         """
         config, tokenizer = checkpoint(model)
-        self._set_up(
-            model, tokenizer, config, None, dtype, slots, context, recompute_kv, canary, canary_tolerance, sleep_mode,
-            options,
-        )  # fmt: skip
+        self._prepare(Settings(**settings), folder=model, tokenizer=tokenizer, config=config)
 
     @classmethod
-    def sharing(
-        cls,
-        module: Any,
-        tokenizer: HFTokenizer,
-        *,
-        dtype: str | None = None,
-        slots: int = SLOTS,
-        context: int | None = None,
-        recompute_kv: bool = True,
-        canary: bool = True,
-        canary_tolerance: float | None = None,
-        sleep_mode: bool = False,
-        adapters: bool = False,
-        options: Mapping[str, Any] | None = None,
-    ) -> VLLMEngine:
+    @takes(Settings)
+    def sharing(cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any) -> VLLMEngine:
         """An engine for a learner's *module*: vLLM has weights of its own, which `update` replaces by the module's.
 
         Args:
-            adapters: of a module with low-rank adapters, update these alone, and let vLLM add them to the frozen
-                weights; otherwise the merged weights are transferred.
+            copy: turns are sampled while the learner updates.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed.
         """
-        engine = cls.__new__(cls)
-        engine._set_up(
-            "", tokenizer, base_of(module).config, module, dtype, slots, context, recompute_kv, canary,
-            canary_tolerance, sleep_mode, options,
-        )  # fmt: skip
-        if adapters:
-            if not hasattr(module, "peft_config"):
-                raise UsageError("adapters is true, but the model has none: set [model.lora] in the recipe")
-            engine._adapters = True
-            rank = max(config.r for config in module.peft_config.values())
-            engine._options = {"enable_lora": True, "max_loras": 1, "max_lora_rank": _rank(rank), **engine._options}
+        engine, config = cls.__new__(cls), base_of(module).config
+        engine._prepare(Settings(**settings), tokenizer=tokenizer, config=config, module=module, overlaps=copy)
         return engine
 
-    def _set_up(
-        self,
-        folder: str,
-        tokenizer: HFTokenizer,
-        config: Any,
-        module: Any,
-        dtype: str | None,
-        slots: int,
-        context: int | None,
-        recompute_kv: bool,
-        canary: bool,
-        canary_tolerance: float | None,
-        sleep_mode: bool,
-        options: Mapping[str, Any] | None,
-    ) -> None:
+    def _prepare(self, settings: Settings, **model: Any) -> None:
         check_installed()
-        if slots < 1:
-            raise UsageError(f"slots is {slots}; expected at least 1")
-        self._configure(
-            folder=folder,
-            tokenizer=tokenizer,
-            config=config,
-            module=module,
-            dtype=dtype,
-            context=context,
-            recompute_kv=recompute_kv,
-            canary=canary,
-            canary_tolerance=canary_tolerance,
-            transport=transport_named("memory", ("memory",), {}),
-        )
-        self._slots, self._sleep_mode, self._options = slots, sleep_mode, dict(options or {})
-        self.path = f"vLLM in this process over {type(config).__name__}"
+        self._configure(settings, Memory(), **model)
+        self.path = f"vLLM in this process over {type(self._config).__name__}"
         self._thread: EngineThread | None = None
 
     @property
@@ -179,20 +95,10 @@ class VLLMEngine(SyncedEngine):
         from . import worker
 
         assert worker.BACKEND == Memory.backend
-        args = engine_args(
-            folder=self._folder,
-            config=self._config,
-            dummy=self.module is not None and not self._adapters,
-            dtype=self.dtype,
-            slots=self._slots,
-            context=self.context,
-            backend=self._transport.backend,
-        )
-        # One process, one worker; scheduling ahead of a step would give its tokens the version of the next weights.
-        args |= {"distributed_executor_backend": "uni", "async_scheduling": False, "disable_log_stats": True}
-        args["enable_sleep_mode"] = self._sleep_mode
+        # one process, one worker
+        one = {"distributed_executor_backend": "uni", "disable_log_stats": True}
         try:
-            made = EngineArgs(**args | self._options)
+            made = EngineArgs(**self._engine_args(one))
         except TypeError as e:
             raise UsageError(f"engine.args.options: {e}") from e
         engine = LLMEngine.from_engine_args(made)
@@ -210,7 +116,8 @@ class VLLMEngine(SyncedEngine):
         # The salt keeps the keys and values of each version apart, should some survive the reset.
         prompt = {"prompt_token_ids": list(ids), "cache_salt": f"version {self.version}"}
         thread = self._engine
-        request_id, future = thread.submit(prompt, params, **self._adapter_of_requests())
+        adapter = {"lora_request": self._adapter_request(self._adapter)} if self._adapter is not None else {}
+        request_id, future = thread.submit(prompt, params, **adapter)
         try:
             output = await asyncio.wrap_future(future)
         except asyncio.CancelledError:
@@ -221,40 +128,28 @@ class VLLMEngine(SyncedEngine):
         return answer_of(output, fields)
 
     async def _pause(self) -> None:
-        await asyncio.wrap_future(self._engine.pause(self._recompute_kv))
+        await asyncio.wrap_future(self._engine.pause(self.recompute_kv))
 
     async def _resume(self) -> None:
         await asyncio.wrap_future(self._engine.resume())
 
     async def _reset_prefix_cache(self) -> None:
         # With running requests on old keys and values, vLLM refuses; the salt keeps others from using those.
-        await self._do(lambda engine: engine.reset_prefix_cache(reset_running_requests=self._recompute_kv))
+        await self._do(lambda engine: engine.reset_prefix_cache(reset_running_requests=self.recompute_kv))
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return (await self._do(lambda engine: engine.collective_rpc(method, args=args)))[0]
 
-    def _adapter_of_requests(self) -> dict[str, Any]:
-        return {"lora_request": self._adapter_request(replaces=False)} if self._adapters else {}
+    async def _load_adapter(self, folder: Path, version: int) -> None:
+        request = self._adapter_request(folder, replaces=True)
+        if not await self._do(lambda engine: engine.add_lora(request)):
+            raise WeightSyncError(f"vLLM did not take the adapters of version {version}")
+        await self._do(lambda engine: engine.set_weight_version(str(version)))
 
-    def _adapter_request(self, *, replaces: bool) -> Any:
+    def _adapter_request(self, folder: Path, *, replaces: bool = False) -> Any:
         from vllm.lora.request import LoRARequest
 
-        assert self._temporary is not None
-        return LoRARequest("policy", 1, str(self._temporary / "adapter"), load_inplace=replaces)
-
-    async def _send(self, weights: Weights) -> None:
-        if not self._adapters:
-            await super()._send(weights)
-            return
-        module = getattr(weights, "module", None)
-        if not hasattr(module, "peft_config"):
-            raise UsageError("adapters is true, but merged weights were published, as a staleness does; leave it out")
-        assert self._temporary is not None
-        module.save_pretrained(self._temporary / "adapter")
-        request = self._adapter_request(replaces=True)
-        if not await self._do(lambda engine: engine.add_lora(request)):
-            raise WeightSyncError(f"vLLM did not take the adapters of version {weights.version}")
-        await self._do(lambda engine: engine.set_weight_version(str(weights.version)))
+        return LoRARequest("policy", 1, str(folder), load_inplace=replaces)
 
     def _control(self) -> VLLMEngine:
         return self
@@ -283,99 +178,19 @@ class VLLMEngine(SyncedEngine):
     # -- sleep
 
     def _can_sleep(self) -> bool:
-        if not self._sleep_mode or self._thread is None:
+        if not self.settings.sleep_mode or self._thread is None:
             return False
         from vllm.platforms import current_platform
 
         return bool(current_platform.is_sleep_mode_available())
 
-    async def _fall_asleep(self, level: int) -> None:
-        await self._pause()
-        await self._do(lambda engine: engine.sleep(level, mode="keep"))
+    def _fall_asleep(self, level: int) -> None:
+        self._engine.pause(True).result()
+        self._engine.call(lambda engine: engine.sleep(level, mode="keep")).result()
 
-    async def _wake_up(self) -> None:
-        await self._do(lambda engine: engine.wake_up())
-        await self._resume()
-
-
-ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default it pins this process, learner included, to some cores
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-
-
-def check_installed() -> None:
-    """Raise a `UsageError` unless a supported vLLM is installed, under either of its distributions' names."""
-    try:
-        import vllm
-    except ImportError as e:
-        raise UsageError(
-            "the engine vllm needs vLLM: pip install 'quintain-vllm[gpu]', or, to try it on a CPU, "
-            f"bash tools/vllm_env.sh ({e})"
-        ) from e
-    parts = vllm.__version__.split(".")[:2]
-    if not all(part.isdigit() for part in parts):
-        return  # built from a checkout
-    low, high = VERSIONS
-    if not low <= tuple(map(int, parts)) < high:
-        span = " <= vllm < ".join(".".join(map(str, v)) for v in VERSIONS)
-        raise UsageError(f"vllm {vllm.__version__} is installed; this engine is written for {span}")
-
-
-def _rank(rank: int) -> int:
-    """The smallest rank that vLLM has kernels for."""
-    return next((r for r in (8, 16, 32, 64, 128, 256, 320, 512) if r >= rank), rank)
-
-
-def engine_args(
-    *, folder: str, config: Any, dummy: bool, dtype: str, slots: int, context: int, backend: str
-) -> dict[str, Any]:
-    """The fields of ``vllm.EngineArgs`` that both modes set.
-
-    Args:
-        dummy: start with random weights: the learner's are transferred before anything is sampled.
-        backend: of the weight transfer.
-    """
-    args: dict[str, Any] = {
-        "model": folder,
-        "dtype": dtype,
-        "max_model_len": context,
-        "max_num_seqs": slots,
-        "seed": 0,
-        "logprobs_mode": "processed_logprobs",
-        "enable_prefix_caching": True,
-        "block_size": BLOCK,
-        "load_format": "dummy" if dummy else "auto",
-        "worker_extension_cls": "quintain_vllm.worker.WorkerExtension",
-        "weight_transfer_config": {"backend": backend},
-    }
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        args |= {
-            "enforce_eager": True,
-            "block_size": 2 * BLOCK,
-            "kv_cache_memory_bytes": cache_bytes(config, dtype, slots, context),
-            # of a prompt in chunks, vLLM sets the seeded generator back, which generators of a CPU refuse
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(context, slots, 8192),
-        }
-    return args
-
-
-def cache_bytes(config: Any, dtype: str, slots: int, context: int) -> int:
-    """Memory for the keys and values of *slots* sequences, at most `CACHE_BYTES`: on a CPU vLLM would take a share of
-    all memory.
-    """
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    key_heads = getattr(text, "num_key_value_heads", None) or heads
-    width = (getattr(text, "head_dim", None) or text.hidden_size // heads) * key_heads
-    per_token = 2 * text.num_hidden_layers * width * (4 if dtype in ("float32", "auto") else 2)
-    block = 2 * BLOCK
-    tokens = (slots + 1) * block * -(-context // block)
-    return int(max(64 * 2**20, min(CACHE_BYTES, per_token * tokens)))
+    async def _wake_up(self, part: str = "") -> None:
+        tags = [part] if part else None
+        await self._do(lambda engine: engine.wake_up(tags))
 
 
 def answer_of(output: Any, fields: Mapping[str, Any]) -> Answer:

@@ -10,11 +10,13 @@ import signal
 import socket
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 
@@ -22,16 +24,21 @@ from quintain import InfrastructureError
 from quintain.errors import RunError, UsageError
 from quintain.models import HFTokenizer
 
+from .arguments import ENVIRONMENT, check_installed
 from .base import Answer, SyncedEngine, checkpoint
 from .canary import base_of
-from .local import ENVIRONMENT, SLOTS, check_installed, engine_args
+from .settings import ServerSettings, takes
 from .transports import transport_named
 
 MODEL = "policy"
 """Name under which the server offers the model."""
+ADAPTER = "policy-adapter"
+"""Name under which it offers the model with the learner's adapters."""
 GENERATE = "inference/v1/generate"
 CLAMPED = -9999.0
 """What the server sends for a log-prob that is not a number."""
+SLEEP_SECONDS = 300.0
+"""How long moving the weights to the host may take."""
 IDLE_SECONDS = 2.0
 """How long a connection without a request is kept; vLLM closes its end after 5 s."""
 
@@ -44,121 +51,43 @@ class VLLMServer(SyncedEngine):
     """
 
     name = "vllm-server"
+    settings: ServerSettings
 
-    def __init__(
-        self,
-        model: str = "",
-        *,
-        url: str = "",
-        dtype: str = "auto",
-        slots: int = SLOTS,
-        context: int | None = None,
-        recompute_kv: bool = True,
-        canary: bool = True,
-        canary_tolerance: float | None = None,
-        transport: str = "file",
-        transport_args: Mapping[str, Any] | None = None,
-        api_key: str = "",
-        start_timeout: float = 600.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Serve *model*, a folder or a hub name, from a server that starts when the engine is entered.
-
-        Args:
-            url: of a server that runs already, such as ``http://host:8000``; none is started. docs/vllm.md shows how
-                to start one that can be trained with.
-            transport: ``file`` (shared memory, or a folder that both see), ``ipc`` (same GPU) or ``nccl``.
-            transport_args: of the transport: ``folder`` of a file, ``address`` and ``port`` of NCCL.
-            api_key: sent as a bearer token.
-            start_timeout: seconds until the server must answer.
-            options: further fields of ``vllm.EngineArgs`` of a server that is started, such as
-                ``tensor_parallel_size``.
-            dtype, slots, context, recompute_kv, canary, canary_tolerance: see `VLLMEngine`.
+    @takes(ServerSettings)
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        """Serve *model*, a folder or a hub name, with `ServerSettings`; a server starts when the engine is entered.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
         """
         config, tokenizer = checkpoint(model)
-        self._set_up(
-            model, tokenizer, config, None, url=url, dtype=dtype, slots=slots, context=context,
-            recompute_kv=recompute_kv, canary=canary, canary_tolerance=canary_tolerance, transport=transport,
-            transport_args=transport_args, api_key=api_key, start_timeout=start_timeout, options=options,
-        )  # fmt: skip
+        self._prepare(ServerSettings(**settings), folder=model, tokenizer=tokenizer, config=config)
 
     @classmethod
-    def sharing(
-        cls,
-        module: Any,
-        tokenizer: HFTokenizer,
-        *,
-        url: str = "",
-        dtype: str | None = None,
-        slots: int = SLOTS,
-        context: int | None = None,
-        recompute_kv: bool = True,
-        canary: bool = True,
-        canary_tolerance: float | None = None,
-        transport: str = "file",
-        transport_args: Mapping[str, Any] | None = None,
-        api_key: str = "",
-        start_timeout: float = 600.0,
-        options: Mapping[str, Any] | None = None,
-    ) -> VLLMServer:
+    @takes(ServerSettings)
+    def sharing(cls, module: Any, tokenizer: HFTokenizer, *, copy: bool = False, **settings: Any) -> VLLMServer:
         """An engine for a learner's *module*; `update` sends its weights to the server.
+
+        Args:
+            copy: turns are sampled while the learner updates.
 
         Raises:
             UsageError: a setting is out of range, or vLLM is not installed and there is no URL.
         """
-        engine = cls.__new__(cls)
-        engine._set_up(
-            "", tokenizer, base_of(module).config, module, url=url, dtype=dtype, slots=slots, context=context,
-            recompute_kv=recompute_kv, canary=canary, canary_tolerance=canary_tolerance, transport=transport,
-            transport_args=transport_args, api_key=api_key, start_timeout=start_timeout, options=options,
-        )  # fmt: skip
+        engine, config = cls.__new__(cls), base_of(module).config
+        engine._prepare(ServerSettings(**settings), tokenizer=tokenizer, config=config, module=module, overlaps=copy)
         return engine
 
-    def _set_up(
-        self,
-        folder: str,
-        tokenizer: HFTokenizer,
-        config: Any,
-        module: Any,
-        *,
-        url: str,
-        dtype: str | None,
-        slots: int,
-        context: int | None,
-        recompute_kv: bool,
-        canary: bool,
-        canary_tolerance: float | None,
-        transport: str,
-        transport_args: Mapping[str, Any] | None,
-        api_key: str,
-        start_timeout: float,
-        options: Mapping[str, Any] | None,
-    ) -> None:
-        if not url:
+    def _prepare(self, settings: ServerSettings, **model: Any) -> None:
+        if not settings.url:
             check_installed()
-        self._configure(
-            folder=folder,
-            tokenizer=tokenizer,
-            config=config,
-            module=module,
-            dtype=dtype,
-            context=context,
-            recompute_kv=recompute_kv,
-            canary=canary,
-            canary_tolerance=canary_tolerance,
-            transport=transport_named(transport, ("file", "ipc", "nccl"), transport_args or {}),
-        )
-        self._given_url, self._url = url.rstrip("/").removesuffix("/v1"), ""
-        self._slots, self._options, self._start_timeout = slots, dict(options or {}), start_timeout
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._server: asyncio.subprocess.Process | None = None
+        transport = transport_named(settings.transport, ("file", "ipc", "nccl"), settings.transport_args)
+        self._configure(settings, transport, **model)
+        self._url, self._log, self._count = "", "", 0
+        self._headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        self._process: asyncio.subprocess.Process | None = None
         self._sessions: dict[str, aiohttp.ClientSession] = {}
-        self._count = 0
-        self._log = ""
-        self.path = f"vLLM behind a server over {type(config).__name__}"
+        self.path = f"vLLM behind a server over {type(self._config).__name__}"
 
     # -- SyncedEngine
 
@@ -170,17 +99,16 @@ class VLLMServer(SyncedEngine):
         for name, connector in connectors.items():
             timeout = aiohttp.ClientTimeout(total=None)
             self._sessions[name] = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=self._headers)
-        self._url = self._given_url
+        self._url = self.settings.url.rstrip("/").removesuffix("/v1")
         if not self._url:
             await self._launch()
-        deadline = asyncio.get_running_loop().time() + self._start_timeout
+        deadline = asyncio.get_running_loop().time() + self.settings.start_timeout
         while not await self._healthy():
-            if self._server is not None and self._server.returncode is not None:
-                raise UsageError(f"the server of vLLM ended with status {self._server.returncode}: {self._log_tail()}")
+            if self._process is not None and self._process.returncode is not None:
+                raise UsageError(f"the server of vLLM ended with status {self._process.returncode}: {self._log_tail()}")
             if asyncio.get_running_loop().time() > deadline:
-                raise RunError(
-                    f"no server of vLLM answers at {self._url} after {self._start_timeout:g} s{self._log_tail()}"
-                )
+                seconds = self.settings.start_timeout
+                raise RunError(f"no server of vLLM answers at {self._url} after {seconds:g} s{self._log_tail()}")
             await asyncio.sleep(0.2)
         await self._post("update_weight_version", {"new_version": str(self.version)})
         models = json.loads(await self._request("GET", "v1/models"))["data"]
@@ -192,23 +120,16 @@ class VLLMServer(SyncedEngine):
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self._url = f"http://127.0.0.1:{port}"
-        args = engine_args(
-            folder=self._folder,
-            config=self._config,
-            dummy=self.module is not None,
-            dtype=self.dtype,
-            slots=self._slots,
-            context=self.context,
-            backend=self._transport.backend,
-        )
-        command = server_command(args | {"async_scheduling": False} | self._options, port)
+        command = server_command(self._engine_args({}), port)
         own = {"VLLM_SERVER_DEV_MODE": "1", "QUINTAIN_VLLM_PARENT": str(os.getpid())}
         environment = {**ENVIRONMENT, **os.environ, **own}
+        if self.settings.adapters:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         if self._transport.backend == "ipc":
             environment["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # the handles come pickled
         handle, self._log = tempfile.mkstemp(prefix="quintain-vllm-", suffix=".log")
         try:
-            self._server = await asyncio.create_subprocess_exec(
+            self._process = await asyncio.create_subprocess_exec(
                 *command, stdout=handle, stderr=handle, env=environment, start_new_session=True
             )
         finally:
@@ -230,8 +151,8 @@ class VLLMServer(SyncedEngine):
     async def _stop(self) -> None:
         while self._sessions:
             await self._sessions.popitem()[1].close()
-        if self._server is not None:
-            server, self._server = self._server, None
+        if self._process is not None:
+            server, self._process = self._process, None
             # The server ends its workers when it is asked to; what is left of its session after that is killed.
             for end in (signal.SIGTERM, signal.SIGKILL):
                 with suppress(ProcessLookupError):
@@ -269,8 +190,8 @@ class VLLMServer(SyncedEngine):
             text = await response.text()
         if response.status == 404:
             raise UsageError(
-                f"{url} does not exist: start the server with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out, as "
-                "docs/vllm.md shows"
+                f"{url} does not exist: start the server as docs/vllm.md shows, with VLLM_SERVER_DEV_MODE=1 and "
+                "--enable-scale-out, for adapters also with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
             )
         if response.status != 200:
             raise InfrastructureError(f"vLLM answered {response.status} to /{path}: {text[:400]}")
@@ -314,16 +235,22 @@ class VLLMServer(SyncedEngine):
         task.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def _pause(self) -> None:
-        await self._post("pause", mode="keep", clear_cache=self._recompute_kv)
+        await self._post("pause", mode="keep", clear_cache=self.recompute_kv)
 
     async def _resume(self) -> None:
         await self._post("resume")
 
     async def _reset_prefix_cache(self) -> None:
-        await self._post("reset_prefix_cache", reset_running_requests=self._recompute_kv)
+        await self._post("reset_prefix_cache", reset_running_requests=self.recompute_kv)
 
     async def _rpc(self, method: str, *args: Any) -> Any:
         return json.loads(await self._post("collective_rpc", {"method": method, "args": list(args)}))["results"][0]
+
+    async def _load_adapter(self, folder: Path, version: int) -> None:
+        body = {"lora_name": ADAPTER, "lora_path": str(folder), "load_inplace": True}
+        await self._post("v1/load_lora_adapter", body)
+        await self._post("update_weight_version", {"new_version": str(version)})
+        self._model = ADAPTER
 
     def _control(self) -> VLLMServer:
         return self
@@ -353,13 +280,26 @@ class VLLMServer(SyncedEngine):
     # -- sleep
 
     def _can_sleep(self) -> bool:
-        return bool(self._options.get("enable_sleep_mode"))
+        if not self.settings.sleep_mode:
+            return False
+        if self.settings.url:
+            return True  # that server says itself if it cannot
+        from vllm.platforms import current_platform
 
-    async def _fall_asleep(self, level: int) -> None:
-        await self._post("sleep", level=level, mode="keep")
+        return bool(current_platform.is_sleep_mode_available())
 
-    async def _wake_up(self) -> None:
-        await self._post("wake_up")
+    def _fall_asleep(self, level: int) -> None:
+        """By a connection of this thread: the event loop may stand still meanwhile."""
+        query = urlencode({"level": level, "mode": "keep"})
+        request = urllib.request.Request(f"{self._url}/sleep?{query}", method="POST", headers=self._headers)
+        try:
+            with urllib.request.urlopen(request, timeout=SLEEP_SECONDS):
+                pass
+        except OSError as e:
+            raise InfrastructureError(f"the server of vLLM at {self._url} does not fall asleep: {e}") from e
+
+    async def _wake_up(self, part: str = "") -> None:
+        await self._post("wake_up", **({"tags": part} if part else {}))
 
 
 def server_command(args: Mapping[str, Any], port: int) -> list[str]:

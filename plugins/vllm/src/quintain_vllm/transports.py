@@ -38,9 +38,11 @@ class Transport(ABC):
 
     Attributes:
         backend: of vLLM's ``weight_transfer_config``.
+        folder: that both sides see, for adapters; ``None`` is the one for temporary files.
     """
 
     backend: ClassVar[str] = BACKEND
+    folder: Path | None = None
 
     async def open(self, control: Control) -> None:
         """Agree with vLLM on the way; once, before the first transfer."""
@@ -79,12 +81,14 @@ class File(Transport):
         folder: where to write; a folder of several machines serves a server elsewhere.
     """
 
+    folder: Path
+
     def __init__(self, folder: str = "") -> None:
         shared = Path("/dev/shm")
-        self._folder = Path(folder) if folder else shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
+        self.folder = Path(folder) if folder else shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
 
     async def send(self, control: Control, tensors: Mapping[str, Any]) -> None:
-        path = self._folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
+        path = self.folder / f"quintain-weights-{secrets.token_hex(8)}.safetensors"
         try:
             aliases = await asyncio.to_thread(_save, tensors, path)
             await control.update_weights({"path": str(path), "aliases": aliases})

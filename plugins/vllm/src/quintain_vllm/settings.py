@@ -1,0 +1,96 @@
+"""Settings of the engines: ``[engine] args`` of a recipe, and the keywords of the constructors."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import Parameter
+from typing import Any, Literal, TypeVar
+
+from quintain.errors import UsageError
+
+SLOTS = 64
+"""Sequences decoded at once by default."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What both engines take.
+
+    Attributes:
+        dtype: to compute in; by default the learner's, without a learner the checkpoint's.
+        slots: maximum of sequences decoded at once.
+        context: longest sequence, from 2; ``None`` is what the model supports.
+        canary: compare engine and learner after every update.
+        canary_tolerance: largest accepted difference of a log-prob in nats; ``None`` is 0.001 in float32 and 0.25 in
+            half precision.
+        adapters: of a module with low-rank adapters, transfer these alone, and let vLLM add them to the frozen weights;
+            otherwise the merged weights are transferred.
+        sleep_mode: free the engine's memory on the GPU while the learner updates; see `SyncedEngine.sleep`.
+        sleep_level: 1 moves the weights to the host meanwhile, 2 drops them.
+        options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``, ``quantization``,
+            ``speculative_config``, ``tensor_parallel_size`` or ``enforce_eager``.
+
+    Raises:
+        UsageError: a setting is out of range.
+    """
+
+    dtype: str | None = None
+    slots: int = SLOTS
+    context: int | None = None
+    canary: bool = True
+    canary_tolerance: float | None = None
+    adapters: bool = False
+    sleep_mode: bool = False
+    sleep_level: Literal[1, 2] = 1
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.slots < 1:
+            raise UsageError(f"slots is {self.slots}; expected at least 1")
+        if self.adapters and self.sleep_level == 2:
+            raise UsageError("sleep_level is 2, which drops the frozen weights, and adapters is true: set it to 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(Settings):
+    """What `VLLMServer` takes besides.
+
+    Attributes:
+        url: of a server that runs already, such as ``http://host:8000``; none is started. docs/vllm.md shows how to
+            start one that can be trained with.
+        transport: ``file`` (shared memory, or a folder that both see), ``ipc`` (same GPU) or ``nccl``.
+        transport_args: of the transport: ``folder`` of a file, ``address`` and ``port`` of NCCL.
+        api_key: sent as a bearer token.
+        start_timeout: seconds until the server must answer.
+    """
+
+    url: str = ""
+    transport: str = "file"
+    transport_args: Mapping[str, Any] = field(default_factory=dict)
+    api_key: str = ""
+    start_timeout: float = 600.0
+
+
+def takes(settings: type[Settings]) -> Callable[[Function], Function]:
+    """Decorate a constructor: its ``**keywords`` are the fields of *settings*, by which recipes are checked."""
+
+    def with_fields(function: Function) -> Function:
+        hints = typing.get_type_hints(settings)
+        fields = [
+            Parameter(f.name, Parameter.KEYWORD_ONLY, default=_default(f), annotation=hints[f.name])
+            for f in dataclasses.fields(settings)
+        ]
+        own = [p for p in inspect.signature(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
+        function.__signature__ = inspect.Signature([*own, *fields])  # type: ignore[attr-defined]
+        return function
+
+    return with_fields
+
+
+def _default(setting: dataclasses.Field[Any]) -> Any:
+    return {} if setting.default is dataclasses.MISSING else setting.default
