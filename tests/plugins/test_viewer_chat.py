@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 
 from quintain import Message, Sampled, Sampling
+from quintain.cli import main
 from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import UsageError
+from quintain.models import HFTokenizer
 from quintain.testing import ScriptedEngine
 from quintain.testing.byte_tokenizer import ByteTokenizer
 from quintain.training import Conversation, Recipe, resolve_environment_table, stops
 from quintain_viewer.chat import HELP, Chat, Played
+from quintain_viewer.chat_template import with_template
 from quintain_viewer.prompt_form import PromptForm
 from quintain_viewer.streaming import stream
 
-from ..core.models import save_tiny
+from ..core.models import CHATML, byte_tokenizer, save_tiny
 
 FORM = PromptForm(after="=?\nEnd with #### and the result.")
 
@@ -202,3 +205,50 @@ def test_ctrl_c_ends_the_chat_at_once(tmp_path: Path) -> None:
         rest = process.stderr.read()
         assert 130 == process.wait(60)
     assert "Traceback" not in rest
+
+
+# ---------------------------------------------------------------- models without a chat template
+QA = "{% for m in messages %}{{ 'Q: ' if m.role == 'user' else 'A: ' }}{{ m.content }}\n{% endfor %}A:"
+
+
+def test_a_base_model_says_how_it_is_prompted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And --template, as text or a file, sets another form; the reply ends where the next question would begin."""
+    model = str(save_tiny(tmp_path / "base", context=160, template=None))
+    (tmp_path / "qa.jinja").write_text(QA)
+    seen: list[tuple[str, tuple[str, ...]]] = []
+
+    async def streamed(engine: Any, ids: Sequence[int], sampling: Sampling, show: Any) -> Sampled:
+        seen.append((engine.tokenizer.decode(ids), sampling.stop))
+        return Sampled(ids=(65,), logps=(-1.0,), versions=(0,), finish="length")
+
+    monkeypatch.setattr("quintain_viewer.chat.stream", streamed)
+    plain = ("User: Why?\n\nAssistant:", ("\n\nUser:", "\n\nTool:"))
+    for words, form in (([], plain), (["--template", QA], None), (["--template", str(tmp_path / "qa.jinja")], None)):
+        assert 0 == main(["chat", model, "--once", "Why?", *words])
+        assert (form or ("Q: Why?\nA:", ("\nQ:",))) == seen[-1]
+        assert bool(form) == ("has no chat template: texts are sent as 'User: YOUR TEXT" in capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("nowhere.jinja", "--template nowhere.jinja: no template in Jinja, and no file of one (No such file"),
+        ("{% for %}", "--template, line 1: "),
+        ("{{ raise_exception('only tools') }}", "--template: the chat template of "),
+    ],
+)
+def test_a_wrong_template_is_refused(
+    template: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(save_tiny(tmp_path / "base", context=160, template=None))
+
+    assert 2 == main(["chat", model, "--once", "Why?", "--template", template])
+    assert said in capsys.readouterr().err
+
+
+def test_a_special_token_after_a_reply_ends_it(tmp_path: Path) -> None:
+    tokenizer = with_template(HFTokenizer(byte_tokenizer(None)), CHATML)
+
+    assert ((), True) == (tokenizer.stops, 257 in tokenizer.stop_ids)

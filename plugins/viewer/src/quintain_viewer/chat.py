@@ -15,6 +15,7 @@ from quintain import Environment, Message, Sampling, TokenEngine
 from quintain.cli import Count, current
 from quintain.errors import QuintainError, UsageError
 
+from .chat_template import PLAIN, template_of, with_template
 from .prompt_form import PromptForm
 from .streaming import stream
 
@@ -33,17 +34,28 @@ An empty line, Ctrl-D or Ctrl-C ends the chat."""
 @click.option("--temperature", "-t", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option("--max-tokens", type=Count(1), default=512, show_default=True, help="New tokens per answer.")
 @click.option("--system", metavar="TEXT", help="System message (default: that of the run's environment).")
+@click.option("--template", metavar="TEXT|FILE", help="Chat template (Jinja), for a model that has none.")
 @click.option("--once", metavar="TEXT", help="Send TEXT (or a command such as /task), print the answer and exit.")
 @click.option("--raw", is_flag=True, help="Send texts as they are, without the form of the environment's prompts.")
 @click.option("--folder", default="runs", show_default=True, help="Parent folder of the run folders.")
 def chat(
-    run: str, temperature: float, max_tokens: int, system: str | None, once: str | None, raw: bool, folder: str
+    run: str,
+    temperature: float,
+    max_tokens: int,
+    system: str | None,
+    template: str | None,
+    once: str | None,
+    raw: bool,
+    folder: str,
 ) -> None:
     """Talk to the model of RUN (a run, a folder with a model, or a Hugging Face id).
 
     If all prompts of the run's environment begin or end with the same text, what you type gets it; if it has one turn,
     each text is a conversation of its own, as in training. With --raw texts stay as they are, in one conversation.
     /task plays a held-out task and shows its score, /help lists the commands.
+
+    A base model has no chat template: what you type is then a paragraph that begins with "User:", and the reply ends
+    where the next one would begin. --template sets another form.
 
     \b
     quintain chat arithmetic-1 --once "What is 58 plus 67?"
@@ -53,7 +65,12 @@ def chat(
 
     path, own_system = model_named(run, folder)
     played = _played(run, folder)
+    text = None if template is None else template_of(template)
     engine = current().load("engine", "quintain/embedded")(path)
+    if text is not None:
+        engine.tokenizer = with_template(engine.tokenizer, text)
+    elif not engine.tokenizer.has_template:
+        click.echo(f"{run} has no chat template: texts are sent as {PLAIN!r}; --template sets another form", err=True)
     chat = Chat(
         engine=engine,
         sampling=Sampling(temperature=temperature, max_tokens=max_tokens),
