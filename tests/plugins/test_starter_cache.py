@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shlex
 import shutil
@@ -92,6 +93,18 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path))
     monkeypatch.setattr("quintain.training.program", lambda: "quintain")
     return tmp_path / "models"
+
+
+def test_a_warm_start_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each check has a forecast; between two that are far apart the updates are told."""
+    screen = Watched()
+    monkeypatch.setattr("quintain_starter.source.PAUSE", -1.0)
+    trained(screen)
+
+    checks = screen.said("  loss ")
+    assert checks
+    assert all(re.search(r"  at most \d+:\d\d left$", line) for line in checks)
+    assert screen.said("warm start: 1 updates after ")
 
 
 def source_and_request(screen: Screen, settings: str = SETTLES) -> tuple[DefaultModel, ModelRequest]:

@@ -10,9 +10,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import re
 import shutil
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass
@@ -27,6 +29,7 @@ from quintain.training import (
     ModelRequest,
     ModelSource,
     Screen,
+    clock,
     lock_owner,
     opened_environments,
     run_stoppable,
@@ -45,6 +48,9 @@ FORMAT = 3
 SHIPPED = Path(__file__).parent / "models"
 """Models that come with the package, named like those of the cache but by data and settings alone: what
 ``OMP_NUM_THREADS=1 quintain start arithmetic --fresh`` writes, to the bit on the processor in its `quintain.json`."""
+
+PAUSE = 30.0
+"""Seconds without a line after which an update is reported."""
 
 POLL_SECONDS = 0.5
 """Pause between two tries to get a lock that another process holds."""
@@ -127,13 +133,25 @@ class DefaultModel(WarmStart, ModelSource):
             + f"; 0 % for the first hundred updates or so is normal; at most {self.max_steps} updates"
         )
 
+        began = spoken = time.monotonic()
+        checks = 0
+
         def progress(check: Check) -> None:
+            nonlocal checks, spoken
+            checks, spoken = checks + 1, time.monotonic()
+            most = math.ceil(self.max_steps / self.check_every) - checks
             screen.advance()
-            screen.note(self._line(check))
+            screen.note(f"{self._line(check)}  at most {clock((spoken - began) / checks * most)} left")
+
+        def updated(steps: int) -> None:
+            nonlocal spoken
+            if (now := time.monotonic()) - spoken > PAUSE:
+                spoken = now
+                screen.note(f"warm start: {steps} updates after {clock(now - began)}")
 
         model = untrained(request.seed, **(self.model or {}))
         learner, report = await warm_start(
-            model, environments, self, seed=request.seed, services=services, progress=progress
+            model, environments, self, seed=request.seed, services=services, progress=progress, updated=updated
         )
         with _caching(), storing(folder):
             shutil.rmtree(folder, ignore_errors=True)  # the one that is replaced, or a damaged one

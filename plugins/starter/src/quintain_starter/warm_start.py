@@ -119,6 +119,7 @@ async def warm_start(
     seed: int,
     services: Mapping[str, Any],
     progress: Callable[[Check], None] = lambda check: None,
+    updated: Callable[[int], None] = lambda steps: None,
 ) -> tuple[Learner, WarmStartReport]:
     """Train *model* in place until accuracy has settled in the target; return the learner and the report.
 
@@ -130,6 +131,7 @@ async def warm_start(
         seed: of the order of examples.
         services: by slot, started; for environments and rewards that need some.
         progress: called after each check.
+        updated: called after each update, with the number of updates so far.
 
     Raises:
         UsageError: an environment has no demonstrations, or none that fits the context.
@@ -150,7 +152,10 @@ async def warm_start(
             # Over the later half of the checks inside the target the rate decays, so that accuracy stays there.
             rate = lr * (1 - DECAY * max(0.0, 2 * inside / settings.settle - 1))
             batches = [[await anext(examples) for _ in range(settings.batch)] for _ in range(settings.check_every)]
-            updates = list(supervised_updates(learner, batches, lr=lambda _, rate=rate: rate))
+            updates = []
+            for update in supervised_updates(learner, batches, lr=lambda _, rate=rate: rate):
+                updates.append(update)
+                updated(steps + len(updates))
             tokens += sum(update.tokens for update in updates)
             longest = max(longest, *(sum(sequence.mask) for batch in batches for sequence in batch))
             await engine.update(learner.weights())
