@@ -195,7 +195,7 @@ def test_what_the_warm_start_says() -> None:
         "training the default model on demonstrations until it gets 50-100 % of dev right in 3 checks in a row; "
         "0 % for the first hundred updates or so is normal; at most 60 updates"
     )
-    assert [line.rpartition("  ")[2] for line in screen.lines[-3:]] == [f"in the target {n}/3" for n in (1, 2, 3)]
+    assert [line.split("  ")[-2] for line in screen.lines[-3:]] == [f"in the target {n}/3" for n in (1, 2, 3)]
     screen = Watched()
     trained(screen, JUMPS)
     assert screen.said("above the target: restores the previous check and halves the learning rate")
