@@ -136,10 +136,6 @@ class LiveScreen(Screen):
         self._training: Any = None
         self._phase: Any = None
 
-    def __enter__(self) -> LiveScreen:
-        self._progress.start()
-        return self
-
     def __exit__(self, *exc: object) -> None:
         self._progress.stop()
 
@@ -148,6 +144,7 @@ class LiveScreen(Screen):
         self._training = self._progress.add_task("training", total=steps, completed=done)
 
     def phase(self, name: str, total: int | None = None) -> None:
+        self._progress.start()  # not before the first phase: bars of a download need a terminal of their own
         if self._phase is not None:
             self._progress.remove_task(self._phase)
         self._phase = self._progress.add_task(name, total=total)

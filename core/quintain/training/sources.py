@@ -63,7 +63,7 @@ class ModelRequest:
         Raises:
             UsageError: the model cannot be loaded.
         """
-        self.screen.phase(f"loading {self.name}")
+        self.screen.note(f"loading {self.name}")
         return load_model(path, device=self.device, dtype=self.dtype, lora=self.lora)
 
 
