@@ -191,7 +191,8 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
 def test_what_the_warm_start_says() -> None:
     screen = Watched()
     trained(screen, SETTLES)
-    assert screen.lines[0] == (
+    assert screen.lines[0] == "warm start of the default model for saying ..."
+    assert screen.lines[1] == (
         "training the default model on demonstrations until it gets 50-100 % of dev right in 3 checks in a row; "
         "0 % for the first hundred updates or so is normal; at most 60 updates"
     )

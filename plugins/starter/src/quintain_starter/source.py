@@ -126,7 +126,7 @@ class DefaultModel(WarmStart, ModelSource):
         request: ModelRequest,
     ) -> None:
         screen = request.screen
-        screen.phase(f"training the default model on demonstrations of {name}")
+        screen.phase(f"warm start of the default model for {name}")
         screen.note(
             f"training the default model on demonstrations until it gets {_percent(self.target)} of dev right"
             + (f" in {self.settle} checks in a row" if self.settle > 1 else "")
