@@ -51,9 +51,12 @@ def real_data() -> Path:
 
 
 @pytest.fixture
-def no_hooks(monkeypatch: pytest.MonkeyPatch, _plain_environment: None) -> None:
-    """Runs load no hook plugins: to draw the curves at its end takes longer than a run of a few steps."""
-    monkeypatch.setenv("QUINTAIN_PLUGINS", "")
+def no_curves(monkeypatch: pytest.MonkeyPatch, _plain_environment: None) -> None:
+    """Runs do not draw their curves, which takes longer than a few steps; all other hook plugins observe them."""
+    from quintain.registry.lookup import current
+
+    others = [component.id for component in current().components("hooks") if component.name != "curves"]
+    monkeypatch.setenv("QUINTAIN_PLUGINS", ",".join(others))
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ from quintain.learning import ALGORITHMS
 
 from .learns import SEEDS, rises
 
-pytestmark = pytest.mark.usefixtures("no_hooks")
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -21,7 +21,8 @@ from quintain_env_story.quality import CRITERIA, PLAN_ITSELF, Author, Quality, c
 from quintain_judge import JudgeService, judge_named
 
 from ..core.models import save_tiny
-from ..plugins.judge_kit import JudgeServer, completion, in_thread, scored, texts_of
+from ..plugins.http_kit import in_thread
+from ..plugins.judge_kit import JudgeServer, completion, scored, texts_of
 
 STORY = Story(boats=2, size=12)
 SHORT = Sampling(temperature=0.7, max_tokens=8)
@@ -143,7 +144,7 @@ def test_a_server_plans_without_its_reasoning() -> None:
         last = body["messages"][-1]["content"].split("# Last\nThen ")[1].split(".")[0]
         return (400, "no") if len(asked) == 1 else completion(f"<think>hm</think>End {last}.")
 
-    with in_thread(JudgeServer(script)) as url:
+    with in_thread(JudgeServer(script).up()) as url:
         result = compared(JudgeService(), model=f"{url}#some-model", tasks=4)
     assert asked[0]["model"] == "some-model" and asked[0]["messages"][0]["content"] == Story.system
     assert sorted(map(str, result.comparison.values)) == ["1.0"] * 3 and len(result.failures) == 1
@@ -193,11 +194,11 @@ def test_the_judge_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("QUINTAIN_CACHE", str(tmp_path / "cache"))
     run = CliRunner().invoke
-    with in_thread(JudgeServer(by_codes)) as url:
+    with in_thread(JudgeServer(by_codes).up()) as url:
         done = run(root, f"quality @oracle --against @filler --tasks 3 --judge {url} --json".split())
     report = json.loads(done.stdout)
     assert (report["judge"], report["wins"], report["failed"]) == ("openai:judge-model", 3, 0)
-    with in_thread(JudgeServer(lambda body: (500, "down"))) as url:
+    with in_thread(JudgeServer(lambda body: (500, "down")).up()) as url:
         Path("judge.toml").write_text(
             f'[services.judge]\nuse = "judge"\nargs = {{ base_url = "{url}", retries = 0, cache = "none" }}'
         )

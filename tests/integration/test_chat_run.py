@@ -13,8 +13,11 @@ import pytest
 from quintain.cli import main
 
 from ..core.models import save_tiny
-from ..plugins.judge_kit import JudgeServer, in_thread, scored, texts_of
+from ..plugins.http_kit import in_thread
+from ..plugins.judge_kit import JudgeServer, scored, texts_of
 from .recipes import brief, held_out, metrics_of, recipe_run
+
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 RECIPE = """
 run = {{ steps = 3, name = "{name}", folder = "runs" }}
@@ -78,7 +81,7 @@ def test_a_spent_budget_and_a_faulty_judge_change_nothing_that_is_learned(
         return main(["train", f"{name}.toml", *options])
 
     calm, broken = JudgeServer(by_hash), JudgeServer(faulty)
-    with in_thread(calm) as url, in_thread(broken) as broken_url:
+    with in_thread(calm.up()) as url, in_thread(broken.up()) as broken_url:
         assert train("calm", url, 0, "--quiet") == 0
         paid = len(calm.bodies)
         assert train("faulty", broken_url, 0, "--quiet") == 0

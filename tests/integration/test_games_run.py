@@ -19,7 +19,7 @@ from quintain_env_games import Frozen
 from ..core.models import save_tiny
 from .recipes import brief, held_out, recipe_run
 
-pytestmark = pytest.mark.usefixtures("no_hooks")
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 NAMES = ("guess", "maze", "duel", "tools", "returns")
 

@@ -23,6 +23,8 @@ from quintain_curricula import difficulty as difficulty
 
 from ..core.models import save_tiny
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 HERE = Path(__file__).parent
 STEPS = 6
 EVERYTHING: dict[str, Any] = {

@@ -21,6 +21,8 @@ from quintain.types.transcript import TokenSource
 from ..core.models import save_tiny
 from .test_run_plan import Killed, Watching, interrupt, kill, metrics, recipe, run, weights
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 HERE = Path(__file__).parent
 OWN = ("queue.", "idle.", "throughput.", "staleness.share", "staleness.mixed", "groups.retried", "groups.abandoned")
 """Metrics that only runs with an overlapping schedule have."""

@@ -21,6 +21,8 @@ from quintain.training.summary import evaluation_of
 from ..core.models import save_tiny
 from .recipes import brief, metrics_of, recipe_run
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 TIMES = ("seconds", "per_second")
 
 

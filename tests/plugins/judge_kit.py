@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -82,28 +81,6 @@ class JudgeServer:
     def up(self) -> contextlib.AbstractAsyncContextManager[str]:
         """The address of this server."""
         return openai_server(self._chat, self._models)
-
-
-@contextlib.contextmanager
-def in_thread(server: JudgeServer) -> Iterator[str]:
-    """The address of *server*, which runs in a thread: for code with an event loop of its own."""
-    loop, ready, address = asyncio.new_event_loop(), threading.Event(), [""]
-    stop = asyncio.Event()
-
-    async def serve() -> None:
-        async with server.up() as address[0]:
-            ready.set()
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
-    thread.start()
-    try:
-        assert ready.wait(30)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
-        loop.close()
 
 
 def judged(server: JudgeServer | Answer, use: Callable[[JudgeService], Coroutine[Any, Any, A]], **settings: Any) -> A:

@@ -8,7 +8,7 @@ import quintain_algorithms
 
 from ..core.learns import SEEDS, rises
 
-pytestmark = pytest.mark.usefixtures("no_hooks")
+pytestmark = pytest.mark.usefixtures("no_curves")
 NAMES = [getattr(quintain_algorithms, name).name for name in quintain_algorithms.__all__]
 
 

@@ -15,7 +15,7 @@ from quintain.training.screen import Screen
 
 from ..core import learns
 
-pytestmark = pytest.mark.usefixtures("no_hooks")
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 CHANGES: dict[str, dict[str, Any]] = {
     "ppo": {"services": {"critic": {"use": "critic", "args": {"lr": 3e-3, "epochs": 2}}}, "learner__lr": 6e-3},

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +13,7 @@ from aiohttp import web
 from quintain.registry.lookup import isolated
 
 from ..core.test_evaluate import Doubling, called
+from .http_kit import in_thread, openai_server
 
 
 @pytest.fixture
@@ -24,8 +23,7 @@ def plugins() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def a_server() -> Iterator[str]:
+def a_server() -> contextlib.AbstractContextManager[str]:
     """A local OpenAI-compatible server in another thread that can double."""
 
     async def chat(request: Any) -> Any:
@@ -39,35 +37,13 @@ def a_server() -> Iterator[str]:
     async def models(request: Any) -> Any:
         return web.json_response({"data": [{"id": "doubler"}]})
 
-    loop, ready, address = asyncio.new_event_loop(), threading.Event(), []
-
-    async def serve(stop: asyncio.Event) -> None:
-        app = web.Application()
-        app.add_routes([web.post("/v1/chat/completions", chat), web.get("/v1/models", models)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        address.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        ready.set()
-        await stop.wait()
-        await runner.cleanup()
-
-    stop = asyncio.Event()
-    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(stop)))
-    thread.start()
-    try:
-        assert ready.wait(10)
-        yield address[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
+    return in_thread(openai_server(chat, models))
 
 
 @pytest.mark.usefixtures("plugins")
 def test_eval_against_a_local_server(capsys: pytest.CaptureFixture[str]) -> None:
     with a_server() as url:
-        status, out, _ = called(capsys, "doubling", "--engine", url, "--json", "--arg", "size=8")
+        status, out, _ = called(capsys, "doubling", "--engine", url.removesuffix("/v1"), "--json", "--arg", "size=8")
     found = json.loads(out)
     assert status == 0
     assert (found["pass@1"], found["engine"], found["tokens"]) == (0.5, "openai:doubler", 3)

@@ -19,7 +19,7 @@ from quintain_preference import SFT
 from ..core import batches
 from ..core.learns import SEEDS, Babble, rises, tiny_folder
 
-pytestmark = pytest.mark.usefixtures("no_hooks")
+pytestmark = pytest.mark.usefixtures("no_curves")
 
 
 @pytest.mark.parametrize("seed", SEEDS)
