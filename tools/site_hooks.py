@@ -36,6 +36,9 @@ API = {
 }
 """The public modules; plugins import from these only."""
 
+HISTORY = ("decisions.md", "log.md", "benchmarks.md", "files/CHANGELOG.md.md")
+"""Pages that mention everything."""
+
 _FENCE = re.compile(r"^( *)(```+)[^\n]*\n.*?^\1\2", re.M | re.S)
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _MERMAID = re.compile(r"^```mermaid\n(.*?)^```", re.M | re.S)
@@ -178,6 +181,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Links that leave docs/, diagrams, and lists that follow a paragraph without an empty line."""
     at = page.file.src_uri
     folder = str(PurePosixPath(at).parent)
+    if at in HISTORY or at.startswith("files/"):
+        page.meta["search"] = {"boost": 0.2}  # below the pages for users
 
     def diagram(match: re.Match[str]) -> str:
         picture = diagram_file(match[1])

@@ -90,6 +90,8 @@ ELSEWHERE = {
     **{f"quintain train recipes/{name}.toml": DRY for name in ("search", "rubrics", "story")},
     "quintain train recipes/capitals.toml": OWN_DATA,
     "quintain eval dataset --arg path=recipes/capitals.jsonl --controls": CAPITALS,
+    "quintain sft arithmetic-1 --model arithmetic-1 --epochs 1 --out student": QUICKSTART,
+    "quintain eval arithmetic --model student --arg 'levels=[1,2,3]' --arg reworded=0.6 --tasks 200": QUICKSTART,
     "quintain rescore arithmetic-1 --reward 'math_equal * format_tags'": RESCORED,
     "quintain rescore arithmetic-1 --reward shapes.py:shortness --last 10": RESCORED,
 }

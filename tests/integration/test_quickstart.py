@@ -38,3 +38,10 @@ def test_the_quickstart_ends_with_a_better_model(tmp_path: Path, seed: int) -> N
         words = [sys.executable, "-m", "quintain", "chat", "run", "--once", text]
         ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
         assert said in ended.stdout, ended.stderr
+    words = ["sft", "run", "--model", "run", "--epochs", "1", "--out", "student"]
+    ended = subprocess.run([sys.executable, "-m", "quintain", *words], cwd=tmp_path, env=environ, timeout=300)
+    assert 0 == ended.returncode
+    words = "eval arithmetic --model student --arg levels=[1,2,3] --arg reworded=0.6 --tasks 200 --json".split()
+    words = [sys.executable, "-m", "quintain", *words]
+    ended = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=120)
+    assert json.loads(ended.stdout)["pass@1"] >= 0.90, ended.stderr
