@@ -58,3 +58,28 @@ def test_the_command_trains(python: str, tmp_path: Path) -> None:
     steps = [metrics for line in path.read_text().splitlines() if (metrics := json.loads(line))["step"]]
     assert [metrics["step"] for metrics in steps] == [1, 2, 3]
     assert all(metrics["mismatch.sample"] < 1e-3 for metrics in steps)
+
+
+def test_turns_with_tools_train(python: str, tmp_path: Path) -> None:
+    """The recipe `search`, briefly: the policy calls its tool between turns, and engine and learner agree on every
+    token of three versions. docs/vllm.md has the whole run.
+    """
+    small = ["--steps", "3", "--set", "model.start.args.max_steps=120", "--set", "model.start.args.check_every=120"]
+    small += ["--set", "model.start.args.tasks=10", "--set", "environments.0.args.pilots=200"]
+    small += ["--set", "services.search.args={pilots=200}", "--set", "batch={prompts=4, group_size=4}"]
+    small += ["--set", "evaluation={every=3, tasks=4, test={tasks=4}}"]
+    command = [str(Path(python).with_name("quintain")), "train", "search", "--set", "engine.use=vllm", *small]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "TORCHDYNAMO_DISABLE": "1"}
+    environment["QUINTAIN_CACHE"] = str(tmp_path / "cache")
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=540)
+    if "No module named 'tantivy'" in done.stderr:
+        pytest.skip("the environment of vLLM has no tantivy, and could not install it")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    (path,) = tmp_path.glob("runs/*/metrics.jsonl")
+    steps = [metrics for line in path.read_text().splitlines() if (metrics := json.loads(line))["step"]]
+    assert [metrics["step"] for metrics in steps] == [1, 2, 3]
+    assert all(metrics["failed"] == 0 for metrics in steps)
+    assert max(metrics["turns.mean"] for metrics in steps) > 1, "no tool was called"
+    mismatches = [metrics["mismatch.max"] for metrics in steps if "mismatch.max" in metrics]
+    assert mismatches
+    assert max(mismatches) < 1e-3
