@@ -20,6 +20,8 @@ from quintain.training.run_folder import RunFolder
 
 from .models import save_tiny
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 RECIPE = """
 [run]
 steps = 2

@@ -27,6 +27,8 @@ from . import batches, everything
 from .everything import played, settings
 from .models import save_tiny, tiny_model
 
+pytestmark = pytest.mark.usefixtures("no_curves")
+
 STALE = {"plan": {"staleness": 1}}
 
 
