@@ -33,8 +33,8 @@ class Watch(Screen):
         self.began = self.paused = self.resumed = 0.0
         self.measuring = False
 
-    def start(self, steps: int, done: int = 0) -> None:
-        super().start(steps, done)
+    def start(self, steps: int, done: int = 0, split: str = "held-out") -> None:
+        super().start(steps, done, split)
         self.began = time.perf_counter()
 
     def phase(self, name: str, total: int | None = None) -> None:

@@ -37,8 +37,8 @@ class Gate(Screen):
         self.door, self.samples, self.low, self.high = door, samples, low, high
         self.began = self.burnt = 0.0
 
-    def start(self, steps: int, done: int = 0) -> None:
-        super().start(steps, done)
+    def start(self, steps: int, done: int = 0, split: str = "held-out") -> None:
+        super().start(steps, done, split)
         self.await_question(done)
 
     def step(self, step: int, metrics: Mapping[str, Any]) -> None:
