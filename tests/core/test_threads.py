@@ -11,7 +11,7 @@ import pytest
 
 from quintain.cli import main
 from quintain.training import threads
-from quintain.training.threads import cpu_quota, set_threads
+from quintain.training.threads import cpu_quota, half_the_threads, set_threads
 
 V1 = "4:memory:/other\n3:cpu,cpuacct:/jobs/one\n"
 JOBS = "cpu,cpuacct/jobs"
@@ -82,3 +82,16 @@ def test_torch_loads_openmp_with_them() -> None:
     if "OMP_WAIT_POLICY" not in done.stderr:
         pytest.skip("this torch is not built with an OpenMP that shows its settings")
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+
+
+@pytest.mark.parametrize("threads, half", [(4, 2), (3, 1), (1, 1)])
+def test_two_computations_at_once_have_half_of_the_threads_each(threads: int, half: int) -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with half_the_threads():
+            assert half == torch.get_num_threads()
+        assert threads == torch.get_num_threads()
+    finally:
+        torch.set_num_threads(before)

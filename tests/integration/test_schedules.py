@@ -101,6 +101,12 @@ def test_no_batch_has_an_older_token(model: Path, tmp_path: Path, schedule: dict
     limit = schedule["max_staleness"]
 
     assert 8 == summary["steps"]
+    sampling = summary["sampling"]
+    assert {"idle.learner", "idle.sampler", "throughput.tokens_per_second", "groups.abandoned"} <= sampling.keys()
+    assert pytest.approx(1) == sum(sampling[f"staleness.share.{k}"] for k in range(limit + 1))
+    assert pytest.approx(sampling["staleness.mean"]) == sum(
+        k * sampling[f"staleness.share.{k}"] for k in range(limit + 1)
+    )
     for step in steps:
         if "staleness.max" in step:
             assert 0 <= step["staleness.mean"] <= step["staleness.max"] <= limit

@@ -20,6 +20,7 @@ from ..interfaces.engine import TokenEngine
 from ..rollouts.runner import RolloutRequest, RolloutRunner
 from ..types.rollout import AnyGroup, AnyRollout, Group, Rollout, trained
 from .collect import Collected, Collector, check_failures
+from .resolve import shares
 from .schedule import EpisodeOrder, Schedule
 
 
@@ -101,6 +102,11 @@ class AsyncCollector(Collector):
         self._taken, self._unrecorded = [], []
         self._step += 1
         self._start_admitted()
+
+    @property
+    def samples_here(self) -> bool:
+        """Whether this process has episodes to sample for now, also while the learner updates."""
+        return self.keeps and bool(self._running) and shares(type(self.engine))
 
     async def aclose(self) -> None:
         """Cancel the running episodes."""
@@ -201,6 +207,13 @@ class AsyncCollector(Collector):
         spent = plan.resample != "none" and len(self._complete) >= plan.attempts * self.groups
         if len(usable) < self.groups and not spent and self._running:
             return None
+        if self.schedule.stale == "wait" and not spent:
+            # The other groups need later batches, each before its limit: the i-th oldest the (i // groups)-th of them.
+            started = [self._started.get(i, self._step) for i in self._running]
+            started += [self._step if c.oldest is None else c.oldest + 1 for c in usable[self.groups :]]
+            ahead = self.schedule.max_staleness - self._step
+            if self._running and any(s + ahead <= i // self.groups for i, s in enumerate(sorted(started))):
+                return None
         batch = {c.group.index for c in usable[: self.groups]}
         counted = ("stale",) if plan.resample == "none" else {c.reason for c in self._complete} - {""}
         self._taken = [c for c in self._complete if c.group.index in batch or c.reason in counted]

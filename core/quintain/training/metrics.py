@@ -22,6 +22,7 @@ from ..types.transcript import TokenSource, Transcript
 Metrics = dict[str, Any]
 TRAINING = ("difficulty", "rollouts", "update", "sync")
 """Phases that count as training time; evaluation and checkpoints do not."""
+LEFT_OUT = ("groups.rejected.stale", "groups.retried", "groups.abandoned")
 BINS = 10
 """Bins of the calibration error."""
 LONGEST_KIND = 120
@@ -180,6 +181,14 @@ def times(tokens: int, samples: int, seconds: Mapping[str, float]) -> Metrics:
     if seconds.get("rollouts", 0) > 0:
         out["tokens_per_second"] = tokens / seconds["rollouts"]
     return out
+
+
+def sampling(records: Sequence[Metrics]) -> Metrics:
+    """Means over the steps of a run: throughput, idle shares, staleness and groups left out because of it."""
+    kinds = ("throughput.", "idle.", "staleness.mean", "staleness.mixed", "staleness.share.", *LEFT_OUT)
+    steps = [r for r in records if "seconds.rollouts" in r]
+    names = sorted({name for r in steps for name in r if name.startswith(kinds)})
+    return {n: fmean(r.get(n, 0.0) for r in steps if n in r or n in LEFT_OUT) for n in names}
 
 
 def held_out(results: Sequence[Evaluation], weights: Sequence[float]) -> Metrics:

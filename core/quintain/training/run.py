@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -18,17 +18,19 @@ from ..interfaces.environment import Environment
 from ..models.sampler_check import SamplerMismatch
 from ..services.manager import held_back, states
 from ..types.rollout import AnyGroup
+from .async_collect import AsyncCollector
 from .checkpoint import Checkpoint, CheckpointManager, generators, restore_generators
 from .collect import Collected, Collector
 from .hooks import CheckpointSaved, EvaluationEnd, Hooks, RunStart, StepEnd, StepMeasured
 from .interrupts import CANCEL_SECONDS
-from .metrics import TRAINING, distinct, evaluation_metrics, failure_kind, failures_in, held_out, success_of
+from .metrics import TRAINING, distinct, evaluation_metrics, failure_kind, failures_in, held_out, sampling, success_of
 from .policy_learner import PolicyLearner
 from .recipe.tables import Recipe
 from .rollout_table import Advantages, advantages_of
 from .run_folder import RunFolder
 from .sampler_check import explained, max_sample_mismatch, rescored
 from .screen import Screen
+from .threads import half_the_threads
 from .weight_sync import WeightSync
 
 A = TypeVar("A")
@@ -232,9 +234,10 @@ class Run:
 
     async def apart(self, work: Callable[[], A]) -> A:
         """The result of *work*, which runs in a thread of its own if episodes run meanwhile."""
-        if not self.collector.overlaps:
+        if not isinstance(self.collector, AsyncCollector):
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        with half_the_threads() if self.collector.samples_here else nullcontext():
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def report(self, step: int, collected: Collected) -> None:
         """Count the failed rollouts of a step; report missing groups and notices of the curriculum."""
@@ -391,5 +394,6 @@ class Run:
             "stopped": self.stop_reason(),
             "held_out": {"before": state.before, "after": dict(after)},
             "failures": state.failures,
+            "sampling": sampling(self.folder.metrics()),
             "seconds": {**state.seconds, "total": sum(state.seconds.values())},
         }

@@ -37,21 +37,21 @@ class Schedule:
             starts no turn until the turns that are being sampled end.
         recompute_kv: after an update in flight, keys and values of unfinished sequences are computed again.
         stale: what becomes of a group with an older token: ``drop`` counts and leaves it out, ``retry`` samples its
-            task again.
+            task again. With ``wait`` the learner waits for running groups that would become too old.
     """
 
     max_staleness: int = 0
     in_flight_updates: bool = False
     recompute_kv: bool = True
-    stale: Literal["drop", "retry"] = "drop"
+    stale: Literal["drop", "retry", "wait"] = "drop"
 
     def __post_init__(self) -> None:
         if type(self.max_staleness) is not int or not 0 <= self.max_staleness <= 10_000:
             raise UsageError(
                 f"schedule.args.max_staleness is {self.max_staleness!r}; expected a whole number from 0 to 10,000"
             )
-        if self.stale not in ("drop", "retry"):
-            raise UsageError(f"schedule.args.stale is {self.stale!r}; expected drop or retry")
+        if self.stale not in ("drop", "retry", "wait"):
+            raise UsageError(f"schedule.args.stale is {self.stale!r}; expected drop, retry or wait")
 
     @property
     def overlaps(self) -> bool:

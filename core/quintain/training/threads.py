@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,6 +19,19 @@ def set_threads(environ: MutableMapping[str, str] = os.environ) -> None:
         environ["OMP_NUM_THREADS"] = str(max(1, min(len(os.sched_getaffinity(0)), math.ceil(quota))))
     if not environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}:
         environ["OMP_WAIT_POLICY"] = "PASSIVE"
+
+
+@contextmanager
+def half_the_threads() -> Iterator[None]:
+    """Inside the block torch uses half of its threads: two computations at once wait for each other's (docs/log.md)."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // 2))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def cpu_quota(root: Path = Path("/sys/fs/cgroup"), cgroup: Path = Path("/proc/self/cgroup")) -> float | None:

@@ -1,0 +1,92 @@
+"""`benchmarks.schedules` on its simulated clock: whole runs, whose waits take no time."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command as a module, with batches that are computed quickly."""
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(ROOT))
+    import benchmarks.schedules as command
+
+    monkeypatch.setattr(command, "PROMPTS", 4)
+    monkeypatch.setattr(command, "TOKENS", 3)
+    return command
+
+
+@pytest.fixture
+def simulated(benchmark: Any) -> Any:
+    import benchmarks.simulated as module
+
+    return module
+
+
+def test_timers_fire_in_their_order_without_waiting(simulated: Any) -> None:
+    fired: list[tuple[str, float]] = []
+
+    async def after(name: str, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        fired.append((name, asyncio.get_running_loop().time()))
+
+    async def main() -> None:
+        await asyncio.gather(after("late", 3600), after("early", 60), after("middle", 600))
+
+    with simulated.simulated(simulated.Costs()):
+        asyncio.run(main())
+
+    assert [name for name, _ in fired] == ["early", "middle", "late"]
+    assert [at for _, at in fired] == pytest.approx([60, 600, 3600])
+
+
+def test_computation_in_a_thread_takes_its_costs_beside_the_loop(simulated: Any) -> None:
+    """While the learner computes for 5 s the loop goes on: the sleep of 3 s ends first, both after 5 s."""
+
+    async def main() -> tuple[float, float]:
+        loop = asyncio.get_running_loop()
+        computed = loop.run_in_executor(None, lambda: clock.charge(5.0))
+        await asyncio.sleep(3)
+        slept = loop.time()
+        await computed
+        return slept, loop.time()
+
+    with simulated.simulated(simulated.Costs()) as clock:
+        assert asyncio.run(main()) == pytest.approx((3, 5))
+
+
+def test_an_error_in_a_thread_arrives(simulated: Any) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    async def main() -> None:
+        await asyncio.get_running_loop().run_in_executor(None, fail)
+
+    with simulated.simulated(simulated.Costs()), pytest.raises(ValueError, match="no"):
+        asyncio.run(main())
+
+
+def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(benchmark: Any, simulated: Any) -> None:
+    """Calls of up to 20 s beside updates of 0.05 s: the preset leaves slow groups out, `wait` waits for them."""
+    from benchmarks import shapes
+
+    def run(schedule: str) -> list[dict[str, Any]]:
+        records = benchmark.train(shapes.folder("0.1M"), schedule, 2.0, 8, "simulated", simulated.Costs())
+        return [{k: v for k, v in r.items() if k != "seconds.record"} for r in records if "seconds.update" in r]
+
+    drop, again, wait = run("areal"), run("areal"), run("areal, wait")
+
+    def left_out(records: list[dict[str, Any]]) -> int:
+        return sum(r["groups.abandoned"] + r.get("groups.rejected.stale", 0) for r in records)
+
+    assert drop == again
+    assert left_out(drop) > 0 == left_out(wait)
+    assert 8 == len(wait) and {4} == {r["groups"] for r in wait}
+    assert max(r["staleness.max"] for r in wait) <= 4
