@@ -71,7 +71,7 @@ def survives(recipe: Recipe, moments: list[int]) -> dict[str, int]:
         return {**check_history(place, limit), "deaths": deaths}
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     moments=st.lists(st.integers(1, MOST), min_size=1, max_size=2),
     schedule=st.sampled_from([*STALENESS]),
