@@ -94,7 +94,7 @@ def test_a_run_becomes_a_folder_for_transformers(capsys: pytest.CaptureFixture[s
 def test_half_precision_is_that_of_transformers(tmp_path: Path) -> None:
     checkpoints = run_folder()
 
-    assert 0 == main(["export", "runs/curious/checkpoints/step-000004", "out", "--dtype", "bfloat16"])
+    assert 0 == main(["export", "runs/curious/checkpoints/step-000004", "out", "--dtype", "bf16"])
 
     exported = logits(tmp_path / "out", dtype="auto")
     assert exported.dtype == torch.bfloat16

@@ -18,13 +18,14 @@ from .model_card import Origin, card
 
 TEMPLATE = "quintain_template"
 """Key of ``tokenizer_config.json`` with the arguments of the chat template in training."""
-DTYPES = ("float32", "bfloat16", "float16")
+DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "float16": "float16", "bf16": "bfloat16", "fp16": "float16"}
+"""Names of precisions, as in a recipe, to PyTorch's."""
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @click.argument("out", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--dtype", type=click.Choice(DTYPES), help="Precision of the weights.  [default: as they are]")
+@click.option("--dtype", type=click.Choice([*DTYPES]), help="Precision of the weights.  [default: as they are]")
 @click.option("--merge", metavar="ADAPTERS", help="Merge a folder of LoRA adapters (peft) into the weights.")
 @click.option("--push", metavar="OWNER/NAME", help="Upload the folder to this repository of the Hugging Face hub.")
 @click.option("--public", is_flag=True, help="With --push: a new repository is public; by default it is private.")
@@ -61,7 +62,7 @@ def export(
     path, system = model_named(run, folder)
     if (Path(path) / "adapter_config.json").is_file() and not (Path(path) / "config.json").is_file():
         raise UsageError(f"{path} has LoRA adapters alone: quintain export BASE_MODEL {out} --merge {path}")
-    about = write(path, out, dtype=dtype, merge=merge, origin=Origin.of(path, system))
+    about = write(path, out, dtype=DTYPES[dtype] if dtype else None, merge=merge, origin=Origin.of(path, system))
     if push is not None:
         about["url"] = upload(out, push, private=not public)
     if as_json:
