@@ -76,7 +76,7 @@ def test_info_for_people(env: dict[str, str]) -> None:
     """The same as a table, and how a recipe asks for it."""
     out = quintain(env, "info", "environment:third-party-pack/echo").stdout
 
-    for expected in ("echo", "polite", "True", "[services.book]", 'use = "echo"'):
+    for expected in ("echo", "polite", "true", "[services.book]", 'use = "echo"'):
         assert expected in out
 
 
