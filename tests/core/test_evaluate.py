@@ -404,7 +404,7 @@ def test_a_phase_is_announced_the_first_time_and_while_it_takes_long(
 
 def test_the_line_of_a_step_fits_the_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     """Length and entropy are in the metrics; a log has them all."""
-    metrics = {"reward.success": 0.65, "reward.mean": 1.57, "held_out.accuracy": 0.4, "length.mean": 21.0}
+    metrics = {"success": 0.65, "reward.mean": 1.57, "held_out.accuracy": 0.4, "length.mean": 21.0}
     metrics |= {"entropy": 0.04, "tokens_per_second": 12457.0}
     for columns, left_out in (("80", ("entropy", "length")), ("100", ("entropy",)), ("120", ())):
         monkeypatch.setenv("COLUMNS", columns)

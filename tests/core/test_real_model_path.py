@@ -68,7 +68,7 @@ def test_header_has_device_parameters_and_memory() -> None:
     line = header(recipe, module)
 
     assert line.startswith(
-        f"{parameters / 1e6:,.1f}M parameters on CPU ({torch.get_num_threads()} threads), engine float32"
+        f"{parameters / 1e6:,.1f}M parameters on CPU (threads: {torch.get_num_threads()}), engine float32"
     )
     assert "64 x 4 samples a step" in line
     assert "no GPU" not in line
@@ -88,7 +88,7 @@ def test_header_counts_the_engines_copy_and_its_cache() -> None:
 
     line = header(Recipe.parse(bundled("pretrained")), module, cache=3_000_000_000)
 
-    assert "3.6 GB of weights and optimizer, up to 3 GB of keys and values" in line
+    assert "3.6 GB of weights and optimizer, up to 3 GB of KV cache" in line
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
@@ -84,13 +85,14 @@ def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixtu
     assert main(["train", "recipe.toml", "--name", "a run"]) == 0
     shown = capsys.readouterr()
     assert "Writing" not in shown.err and "\r" not in shown.err  # progress bars of the libraries
+    assert re.search(r"step 1/\d+  right \d+%  reward", shown.err)
     lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
     chat, evaluate = (shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 2])
 
     assert main(evaluate) == 0, capsys.readouterr().err
     measured = capsys.readouterr().out
-    assert "3 tasks x 8" in measured and "4.0 tokens per rollout" in measured
+    assert "3 tasks x 8, temperature 1\n" in measured and "4.0 tokens per rollout" in measured
     assert main([*chat, "--once", "hello"]) == 0
 
     assert main(["train", "recipe.toml", "--model", "a run", "--name", "next", "--arg", 'word="4"', "--quiet"]) == 0

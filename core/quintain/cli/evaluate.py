@@ -294,7 +294,7 @@ def _show(result: Evaluation, as_json: bool, out: Path | None) -> None:
         return
     console = Console()
     title = f"{result.environment} {result.split}: {result.engine}, {len(result.groups)} tasks x {result.samples}"
-    console.print(Text(printable(title), style="bold"))
+    console.print(Text(printable(f"{title}, temperature {result.sampling.temperature:g}"), style="bold"))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("measure", "value", "95 % interval", "tasks"):
         table.add_column(name, justify="left" if name == "measure" else "right")

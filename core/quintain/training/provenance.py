@@ -44,7 +44,7 @@ def header(recipe: Recipe, module: Any, *, cache: int = 0) -> str:
 
     device = next(module.parameters()).device
     gpu = device.type == "cuda"
-    where = torch.cuda.get_device_name(device) if gpu else f"CPU ({torch.get_num_threads()} threads)"
+    where = torch.cuda.get_device_name(device) if gpu else f"CPU (threads: {torch.get_num_threads()})"
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     parameters = sum(p.numel() for p in module.parameters())
     size = 4 * parameters + 12 * trained  # float32 weights; gradients and the two moments of AdamW
@@ -54,7 +54,7 @@ def header(recipe: Recipe, module: Any, *, cache: int = 0) -> str:
     precision = f"engine {recipe.model.dtype}, learner {recipe.learner.precision}"
     samples = f"{recipe.batch.prompts} x {recipe.batch.group_size} samples a step"
     memory = f"{size / 1e9:.2g} GB of weights and optimizer"
-    memory += f", up to {cache / 1e9:.2g} GB of keys and values" if cache else ""
+    memory += f", up to {cache / 1e9:.2g} GB of KV cache" if cache else ""
     return f"{parameters / 1e6:,.1f}M parameters on {where}, {precision}, {samples}, {memory}{slow}"
 
 

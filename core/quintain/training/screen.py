@@ -169,7 +169,7 @@ def for_terminal(out: TextIO | None = None, *, quiet: bool = False) -> Screen:
 
 
 SHOWN = (
-    ("reward.success", "right {:.0%}"),
+    ("success", "right {:.0%}"),
     ("reward.mean", "reward {:.2f}"),
     ("held_out.accuracy", "{split} {:.1%}"),
     ("length.mean", "length {:.0f}"),

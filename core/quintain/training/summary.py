@@ -91,8 +91,8 @@ def accuracy(measured: Mapping[str, Any]) -> str:
     low, high = measured.get("low"), measured.get("high")
     if low is None or high is None:
         return text
-    of = f" of {measured['split']}" if "split" in measured else ""
-    return f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']} tasks{of})"
+    of = f" {measured['split']}" if "split" in measured else ""
+    return f"{text} (95 % interval {low:.1%} to {high:.1%}, {measured['tasks']}{of} tasks)"
 
 
 def alerts(records: Sequence[Mapping[str, Any]]) -> str:

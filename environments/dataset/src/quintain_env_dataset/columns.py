@@ -42,10 +42,8 @@ def chosen(where: str, names: Iterable[str], wanted: Mapping[str, str]) -> Colum
     for role, usual in USUAL.items():
         if asked := wanted.get(role, ""):
             if asked not in columns:
-                raise UsageError(
-                    f"dataset: {where} has no column {asked!r}{did_you_mean(asked, columns)}; "
-                    f"it has {', '.join(columns)}"
-                )
+                hint = did_you_mean(asked, columns) or f"; it has {', '.join(columns)}"
+                raise UsageError(f"dataset: {where} has no column {asked!r}{hint}")
             found[role] = asked
         else:
             taken = set(wanted.values()) | set(found.values())

@@ -109,7 +109,8 @@ def find(name: str, kind: str | None) -> Component:
         raise UsageError(f"{name!r} is of the kinds {', '.join(matches)}; choose with --kind")
     if not matches:
         known = [c.name for k in KINDS for c in registry.components(k)]
-        raise UnknownNameError.of("component", name, known, f"Kinds that can be checked: {', '.join(KINDS)}")
+        hint = f"Install its distribution first (pip install -e .). Kinds that can be checked: {', '.join(KINDS)}"
+        raise UnknownNameError.of("component", name, known, hint)
     return registry.find(matches[0], name)
 
 

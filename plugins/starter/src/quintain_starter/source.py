@@ -168,7 +168,7 @@ class DefaultModel(WarmStart, ModelSource):
         line = f"warm start: {check.steps} updates  loss {check.loss:.3f}  dev {about}{check.accuracy:.1%}"
         if check.accuracy > self.target[1]:
             if check.halvings > HALVINGS:
-                return f"{line}  above the target once more: it ends with the check before"
+                return f"{line}  above the target again: ends with the model of the previous check"
             return f"{line}  above the target: restores the previous check and halves the learning rate"
         return f"{line}  in the target {check.inside}/{self.settle}" if check.inside else line
 

@@ -193,7 +193,7 @@ class Chat:
         elif word == "/task":
             runner.run(self.task(rest.strip()))
         elif line.startswith("/") and word.isascii() and word[1:].isalpha():
-            raise UsageError(f"unknown command {word!r}; /help lists the commands, /raw does not change this")
+            raise UsageError(f"unknown command {word!r}; /help lists the commands (also after /raw)")
         else:
             if self.single:
                 self.start()

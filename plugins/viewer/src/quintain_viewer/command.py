@@ -119,7 +119,7 @@ def rollouts(
         show(views, decode)
     if shown < total:
         which = f"from {len(chosen):,} of {len(found):,} steps" if html else "the newest"
-        click.echo(f"{shown:,} of {total:,} rollouts, {which}; -n {total} takes all, filters take others", err=True)
+        click.echo(f"{shown:,} of {total:,} rollouts, {which}; -n {total} shows all; --help lists filters", err=True)
 
 
 def newest(found: Chosen, limit: int) -> Chosen:
