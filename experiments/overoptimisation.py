@@ -31,7 +31,7 @@ from quintain_reward_model.pairs import read_pairs, write_rows
 from .common import Line, Panel, Report, differences, main
 
 LEAST_SEEDS = 1
-"""A seed is a run of each arm over 200 steps, hours on two cores; the page says that its figures are of one."""
+"""Of a full study, instead of five: each seed trains two policies for 200 steps; the page says which seed it shows."""
 PAIRS, NOISE, MODELS, PENALTY = 800, 0.15, 3, 2.0
 STEPS, EVERY = 200, 20
 ARMS = {"one reward model": 1, f"{MODELS} models, mean - {PENALTY:g} std": MODELS}
