@@ -88,12 +88,14 @@ def test_what_a_run_prints_as_next_runs(place: Path, capsys: pytest.CaptureFixtu
     assert re.search(r"step 1/\d+  right \d+%  reward", shown.err)
     lines = shown.out.splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("next"))
-    chat, evaluate = (shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 2])
+    hints = [shlex.split(line[26:].removeprefix(program())) for line in lines[first : first + 3]]
+    chat, rollouts, evaluate = hints
 
     assert main(evaluate) == 0, capsys.readouterr().err
     measured = capsys.readouterr().out
     assert "3 tasks x 8, temperature 1\n" in measured and "4.0 tokens per rollout" in measured
     assert main([*chat, "--once", "hello"]) == 0
+    assert main(rollouts) == 0
 
     assert main(["train", "recipe.toml", "--model", "a run", "--name", "next", "--arg", 'word="4"', "--quiet"]) == 0
     assert main(["train", "recipe.toml", "--arg", "word='4'", "--dry-run"]) == 0

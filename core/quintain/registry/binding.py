@@ -218,7 +218,7 @@ def _checked(
         elif signature.open:
             values[key] = value
         else:
-            fix = _as_constant(component, key) or did_you_mean(key, fields) or "; it takes none"
+            fix = _as_constant(component, key) or did_you_mean(key, fields) or ("" if fields else "; it takes none")
             faults.append(f"{who} has no argument {key!r}{fix}")
     for f in signature.fields:
         if f.name not in args and not f.required and hasattr(f.type, "__metadata__"):

@@ -374,10 +374,11 @@ class Run:
         self.alerts = dict.fromkeys(records[-1].get("alerts", ()) if records else (), "")
 
     def report_hooks(self) -> None:
-        """Report the hook plugins that failed, and close all."""
+        """Report the hook plugins that failed, close all, and end the thread of updates."""
         for line in self.hooks.report():
             self.screen.warn(line)
         self.hooks.close()
+        self._thread.shutdown(wait=False)
 
     def summary(self, *, after: Mapping[str, Any]) -> dict[str, Any]:
         """The content of ``summary.json``."""

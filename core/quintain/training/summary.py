@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,12 @@ from ..registry.lookup import current
 from .metrics import alert_intervals
 from .resolve import chosen, resolve_algorithm, resolve_environment_table
 from .screen import clock, printable, program
+from .storage import steps_in
 
 if TYPE_CHECKING:
     from .run_folder import RunFolder
+
+PHASES = {"model": "preparing the model", "record": "writing metrics"}
 
 
 def show(summary: Mapping[str, Any], folder: RunFolder) -> None:
@@ -29,20 +33,22 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
     """The rows of the table."""
     seconds = dict(summary["seconds"])
     total = seconds.pop("total")
-    phases = ", ".join(f"{k} {v:.1f} s" for k, v in sorted(seconds.items(), key=lambda x: -x[1]) if v >= 0.05)
+    spent = sorted(((k, v) for k, v in seconds.items() if v >= 0.05), key=lambda x: -x[1])
+    spent_on = ", ".join(f"{PHASES.get(k, k)} {v:.1f} s" for k, v in spent)
     alerted = alerts(folder.metrics()) or missing("alerts", "warns when a run becomes unhealthy")
     return [
         ("held-out accuracy before", accuracy(summary["held_out"]["before"])),
         ("held-out accuracy after", accuracy(summary["held_out"]["after"])),
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
         *([("stopped by", summary["stopped"])] if summary.get("stopped") else []),
-        ("time", f"{clock(total)} ({phases})"),
+        *zip(("time", "", "", ""), textwrap.wrap(f"{clock(total)} ({spent_on})", 53), strict=False),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
         *([("alerts", alerted)] if alerted else []),
         ("run folder", str(folder.shown)),
         *([("curves", text)] if (text := curves(folder)) else []),
         ("model", str(model_of(folder))),
         ("next", f"{program()} {shlex.join(['chat', str(folder.shown)])}"),
+        *([("", f"{program()} {shlex.join(['rollouts', str(folder.shown)])}")] if steps_in(folder.rollouts) else []),
         ("", f"{program()} {shlex.join(evaluation_of(folder))}"),
     ]
 
