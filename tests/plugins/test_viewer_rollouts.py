@@ -129,7 +129,7 @@ def test_the_terminal_view_fits(
     ):
         assert text in out
     assert ("log-prob" in out) == bool(tokens)
-    assert "2 of 6 rollouts, the newest; -n 6 takes all" in err
+    assert "2 of 6 rollouts, the newest; -n 6 shows all" in err
 
 
 # ---------------------------------------------------------------- the page
@@ -195,7 +195,7 @@ def test_large_runs_are_limited() -> None:
 def test_a_limited_page_says_so(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == run(runs, "--html", str(tmp_path / "a.html"), "-n", "9")
 
-    assert "8 of 16 rollouts, from 1 of 2 steps; -n 16 takes all" in capsys.readouterr().err
+    assert "8 of 16 rollouts, from 1 of 2 steps; -n 16 shows all" in capsys.readouterr().err
 
 
 @pytest.mark.ci
