@@ -270,7 +270,7 @@ def started(cache: Path, number: signal.Signals | None) -> tuple[int, str]:
         lines: list[str] = []
         for line in process.stderr:
             lines.append(line)
-            if number is not None and sum(x.startswith("warm start: ") for x in lines) == 2:
+            if number is not None and sum("warm start: " in x for x in lines) == 2:
                 process.send_signal(number)
                 number = None
     return process.returncode, "".join(lines)
