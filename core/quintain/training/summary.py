@@ -41,7 +41,7 @@ def rows(summary: Mapping[str, Any], folder: RunFolder) -> list[tuple[str, str]]
         ("held-out accuracy after", accuracy(summary["held_out"]["after"])),
         ("steps, samples, tokens", f"{summary['steps']:,}, {summary['samples']:,}, {summary['tokens']:,}"),
         *([("stopped by", summary["stopped"])] if summary.get("stopped") else []),
-        *zip(("time", "", "", ""), textwrap.wrap(f"{clock(total)} ({spent_on})", 53), strict=False),
+        *(("" if i else "time", part) for i, part in enumerate(textwrap.wrap(f"{clock(total)} ({spent_on})", 53))),
         *([("failures left out", str(sum(summary["failures"].values())))] if summary["failures"] else []),
         *([("alerts", alerted)] if alerted else []),
         ("run folder", str(folder.shown)),
