@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -375,30 +376,33 @@ def test_eval_prints_one_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d doubling test \.\.\.\n", err), "one line before it begins"
 
 
-def test_progress_without_a_terminal_is_sparse(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The clock of the screen: its attribute ``now``, in seconds."""
+    clock = SimpleNamespace(now=0.0)
+    with monkeypatch.context() as patch:
+        patch.setattr("quintain.training.screen.time.monotonic", lambda: clock.now)
+        yield clock
+
+
+def test_progress_without_a_terminal_is_sparse(capsys: pytest.CaptureFixture[str], clock: SimpleNamespace) -> None:
     """A line per tenth of the work, but none within ten seconds of the last; the bar's own clock runs here."""
-    clock = 0.0
-    monkeypatch.setattr("quintain.training.screen.time.monotonic", lambda: clock)
     with Screen() as screen:
         screen.phase("sums test", 40)
         for done in range(1, 41):
-            clock = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
+            clock.now = done * (1.0 if done <= 20 else 60.0)  # slow, then slower
             screen.advance()
     lines = [f"sums test: {done} of 40" for done in (10, 20, 24, 28, 32, 36, 40)]
     assert capsys.readouterr().err.splitlines() == ["sums test ...", *lines]
 
 
 def test_a_phase_is_announced_the_first_time_and_while_it_takes_long(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], clock: SimpleNamespace
 ) -> None:
-    clock = 0.0
-    monkeypatch.setattr("quintain.training.screen.time.monotonic", lambda: clock)
     with Screen() as screen:
         for step, seconds in enumerate((3, 12, 2, 1)):
             screen.phase(f"step {step}: rollouts", 40)
-            clock += seconds
+            clock.now += seconds
     assert capsys.readouterr().err.splitlines() == ["step 0: rollouts ...", "step 2: rollouts ..."]
 
 

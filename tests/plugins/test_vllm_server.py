@@ -16,18 +16,16 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.sh")
 
-import torch
 
 from quintain import LimitReached, Sampling
 from quintain.errors import UsageError
-from quintain.learning import ModuleWeights
 from quintain_schedules.presets import Areal, OneStepOff, Pipeline
 from quintain_vllm import CanaryError, SleepUnsupportedError, VLLMServer
 from quintain_vllm.transports import File
 
 from ..core.models import tiny_model
 from .test_vllm_sync import Other, follow
-from .vllm_kit import TOKENIZER, Running, plain_logps, prompts
+from .vllm_kit import TOKENIZER, Running, adapted, adapters_arrive, plain_logps, prompts
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
 
@@ -180,21 +178,11 @@ def test_a_layer_that_kept_its_weights_is_named(running: Running, monkeypatch: p
 
 def test_adapters_alone_are_exact() -> None:
     """The frozen weights are those that the server starts with; the adapters are transferred, also in flight."""
-    peft = pytest.importorskip("peft")
-    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=5, lora_alpha=7)
-    model = peft.get_peft_model(tiny_model(hidden=128), settings)
-    running = Running(model, VLLMServer, adapters=True)
+    running = Running(adapted(), VLLMServer, adapters=True)
     ids = [(7 * i) % 256 for i in range(60)]
     try:
         for version in (1, 2):
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if ".lora_" in name:
-                        parameter.normal_(0, 0.1 * version)
-            assert running.do(running.engine.update(ModuleWeights(model, version))) == version
-            (out,) = running.sample((ids, Sampling(seed=1, max_tokens=12)))
-            assert out.versions == (version,) * len(out.ids)
-            assert list(out.logps) == pytest.approx(plain_logps(model, ids, out.ids), abs=1e-4)
+            adapters_arrive(running, ids, version)
         assert len(running.engine.differences) == 3
         folder = running.engine._adapter
         assert sorted(folder.parent.glob("quintain-adapter-*")) == [folder]

@@ -20,7 +20,7 @@ from quintain_vllm import CanaryError, VLLMEngine, WeightSyncError
 from quintain_vllm.transports import File, Memory
 
 from ..core.models import tiny_model
-from .vllm_kit import TOKENIZER, Running, plain_logps
+from .vllm_kit import TOKENIZER, Running, adapted, adapters_arrive, plain_logps
 
 pytestmark = [pytest.mark.filterwarnings("default")]  # vLLM's own
 IDS = [(7 * i) % 256 for i in range(60)]
@@ -209,21 +209,12 @@ def test_an_update_waits_for_the_end_of_turns(streaming: Running) -> None:
 @pytest.mark.parametrize("alone", [False, True])
 def test_adapters_are_exact(alone: bool) -> None:
     """Merged into the weights, or sent alone and added by vLLM; the rank is one that vLLM rounds up."""
-    peft = pytest.importorskip("peft")
-    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=5, lora_alpha=7)
-    model = peft.get_peft_model(tiny_model(hidden=128), settings)
+    model = adapted()
     running = Running(model, adapters=alone)
     try:
         for version in (1, 2):
-            with torch.no_grad():
-                for name, parameter in model.named_parameters():
-                    if ".lora_" in name:
-                        parameter.normal_(0, 0.1 * version)
-            assert running.do(running.engine.update(ModuleWeights(model, version))) == version
+            adapters_arrive(running, IDS, version)
             assert agrees(running, model) < 5e-5
-            (out,) = running.sample((IDS, Sampling(seed=1, max_tokens=12)))
-            assert out.versions == (version,) * len(out.ids)
-            assert list(out.logps) == pytest.approx(plain_logps(model, IDS, out.ids), abs=1e-4)
         if alone:
             with pytest.raises(UsageError, match="merged weights were published"):
                 running.do(running.engine.update(Other(model, 3)))

@@ -8,13 +8,15 @@ from collections.abc import Coroutine, Sequence
 from random import Random
 from typing import Any, TypeVar
 
+import pytest
 import torch
 
 from quintain import Sampling
+from quintain.learning import ModuleWeights
 from quintain.models import HFTokenizer
 from quintain_vllm import VLLMEngine
 
-from ..core.models import byte_tokenizer
+from ..core.models import byte_tokenizer, tiny_model
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling one function of the sampler takes up to a minute
 TOKENIZER = HFTokenizer(byte_tokenizer())
@@ -58,3 +60,22 @@ def plain_logps(model: Any, ids: Sequence[int], reply: Sequence[int], temperatur
         logits = model(torch.tensor([[*ids, *reply]])).logits[0, len(ids) - 1 : -1]
     logps = (logits.double() / temperature).log_softmax(-1)
     return list(logps.gather(-1, torch.tensor(reply)[:, None]).squeeze(-1).tolist())
+
+
+def adapted() -> Any:
+    """A tiny model with LoRA adapters of a rank that vLLM rounds up; the test is skipped without peft."""
+    peft = pytest.importorskip("peft")
+    settings = peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", r=5, lora_alpha=7)
+    return peft.get_peft_model(tiny_model(hidden=128), settings)
+
+
+def adapters_arrive(running: Running, ids: list[int], version: int) -> None:
+    """Change the adapters of the model and publish them; what is sampled then is exact."""
+    with torch.no_grad():
+        for name, parameter in running.model.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(0, 0.1 * version)
+    assert running.do(running.engine.update(ModuleWeights(running.model, version))) == version
+    (out,) = running.sample((ids, Sampling(seed=1, max_tokens=12)))
+    assert out.versions == (version,) * len(out.ids)
+    assert list(out.logps) == pytest.approx(plain_logps(running.model, ids, out.ids), abs=1e-4)
