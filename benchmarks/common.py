@@ -57,6 +57,21 @@ def trial_arguments() -> argparse.ArgumentParser:
     return parser
 
 
+def step_arguments() -> argparse.ArgumentParser:
+    """The options of a side of `benchmarks.step` that both sides have."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
+    parser.add_argument("--groups", type=int, default=16)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--low", type=int, default=64)
+    parser.add_argument("--high", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--lr", type=float, default=1e-4)
+    return parser
+
+
 def peers_python() -> Path:
     """The interpreter of the peers' virtual environment, made if need be."""
     subprocess.run(

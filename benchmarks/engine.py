@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .common import Door, Worker, arguments, shown, spread, table, write
-from .shapes import VOCABULARY, folder
+from .shapes import VOCABULARY, folder, generate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,24 +116,10 @@ class Sides:
 
     def generate(self, rows: Sequence[list[int]], counts: Sequence[int], batch: int) -> int:
         """Tokens asked for; every batch runs to its longest."""
-        torch, done = self.torch, 0
+        done = 0
         for at in range(0, len(rows), batch):
-            part, lengths = rows[at : at + batch], list(counts[at : at + batch])
-            ids = torch.tensor(part, device=self.model.device)
-            new = max(lengths)
-            with torch.inference_mode():
-                out = self.model.generate(
-                    input_ids=ids,
-                    attention_mask=torch.ones_like(ids),
-                    do_sample=True,
-                    temperature=1.0,
-                    top_k=0,
-                    top_p=1.0,
-                    max_new_tokens=new,
-                    min_new_tokens=new,
-                    pad_token_id=0,
-                )
-            assert out.shape[1] == ids.shape[1] + new
+            part, lengths = rows[at : at + batch], counts[at : at + batch]
+            assert generate(self.model, part, max(lengths)) == max(lengths) * len(part)
             done += sum(lengths)
         return done
 

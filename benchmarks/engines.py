@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from .common import arguments, shown, spread, table, write
-from .shapes import VOCABULARY, folder
+from .shapes import VOCABULARY, folder, generate
 
 SIDES = ("embedded", "vllm", "vllm-server", "generate")
 PROMPT = 32
@@ -82,7 +82,7 @@ class Engines:
         prompts = [[rng.randrange(3, VOCABULARY) for _ in range(PROMPT)] for _ in range(self.rows)]
         began = time.perf_counter()
         if side == "generate":
-            tokens = self.generate(prompts)
+            tokens = generate(self.module, prompts, self.new)
         else:
             engine = self.engines[side]
             calls = (engine.sample(p, Sampling(max_tokens=self.new, seed=i)) for i, p in enumerate(prompts))
@@ -90,24 +90,6 @@ class Engines:
         seconds = time.perf_counter() - began
         assert tokens == self.rows * self.new, (side, tokens)
         return tokens / seconds
-
-    def generate(self, prompts: list[list[int]]) -> int:
-        import torch
-
-        ids = torch.tensor(prompts, device=self.module.device)
-        with torch.inference_mode():
-            out = self.module.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=self.new,
-                min_new_tokens=self.new,
-                pad_token_id=0,
-            )
-        return int((out.shape[1] - ids.shape[1]) * len(prompts))
 
 
 async def measure(size: str, rounds: int, rows: int, new: int, device: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ as on the other side.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 
-from .common import Door
+from .common import Door, step_arguments
 from .shapes import lengths
 from .task import ForcedEngine
 
@@ -91,16 +90,7 @@ every = 0
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--low", type=int, default=64)
-    parser.add_argument("--high", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--lr", default="1e-4")
+    parser = step_arguments()
     parser.add_argument("--slots", type=int, help="of the engine (default: its own)")
     parser.add_argument("--budget", type=int, help="tokens of a micro-batch (default: the learner's own)")
     args = parser.parse_args()

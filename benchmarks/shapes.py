@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .common import CACHE, ROOT, THREADS, child_environment
 
@@ -58,6 +59,30 @@ def lengths(step: int, count: int, low: int, high: int) -> list[int]:
     """New tokens of each sample of a step, uniform in *low* to *high*: the same on both sides."""
     rng = random.Random(f"lengths/{step}")
     return [rng.randint(low, high) for _ in range(count)]
+
+
+def generate(module: Any, prompts: Sequence[Sequence[int]], new: int) -> int:
+    """Sample exactly *new* tokens after each of *prompts*, token ids of one length, with ``module.generate``.
+
+    Returns:
+        How many tokens were sampled.
+    """
+    import torch
+
+    ids = torch.tensor(prompts, device=module.device)
+    with torch.inference_mode():
+        out = module.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=new,
+            min_new_tokens=new,
+            pad_token_id=0,
+        )
+    return int((out.shape[1] - ids.shape[1]) * len(prompts))
 
 
 def _words(rng: random.Random, count: int) -> list[str]:

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -56,25 +56,42 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         }
         pairs = [(c, schedule) for c in corrections[1:] or corrections for schedule in schedules]
         real = {(c, s): [trained(store, c, s, seed, quick) for seed in seeds[:1]] for c, s in pairs}
+    return Report(
+        panels=panels_of(simulated, real, corrections, lags, seeds),
+        contrasts=contrasts_of(mean_success(simulated, corrections, lags), lags),
+        settings={
+            "steps": simulated[corrections[0], 0][0].steps[-1],
+            "lr": RATE,
+            "held_out_tasks": TASKS,
+            "corrections": CORRECTIONS,
+        },
+        notes=notes_of({**simulated, **real}, seeds),
+    )
+
+
+def panels_of(
+    simulated: Mapping[tuple[str, int], Sequence[Curve]],
+    real: Mapping[tuple[str, str], Sequence[Curve]],
+    corrections: Sequence[str],
+    lags: Sequence[int],
+    seeds: Sequence[int],
+) -> list[Panel]:
+    """Success by step for each correction and seed and for the real schedules; the step that reaches `GOAL`."""
     steps = simulated[corrections[0], 0][0].steps
 
     def line(label: str, curve: Curve) -> Line:
         return Line(label=label, x=steps, values=[curve.held_out])
 
-    def by_lag(correction: str, i: int, what: Callable[[Curve], float]) -> list[float]:
-        return [what(simulated[correction, lag][i]) for lag in lags]
-
     # A panel per seed: an interval over few runs, of which some collapse, would hide all curves.
-    numbered = list(enumerate(seeds))
-    panels = [
+    numbered = [(c, i, seed) for c in corrections for i, seed in enumerate(seeds)]
+    return [
         *(
             Panel(
                 title=f"dev, {c}, seed {seed}",
                 xlabel="step",
                 lines=[line(f"staleness {lag}", simulated[c, lag][i]) for lag in lags],
             )
-            for c in corrections
-            for i, seed in numbered
+            for c, i, seed in numbered
         ),
         Panel(
             title=f"dev, real schedules, seed {seeds[0]}",
@@ -85,42 +102,48 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
             title=f"first measured step with {GOAL:.0%} on dev ({steps[-1]} if never)",
             xlabel="staleness (versions)",
             lines=[
-                Line(label=f"{c}, seed {seed}", x=lags, values=[by_lag(c, i, lambda curve: first(curve, GOAL))])
-                for c in corrections
-                for i, seed in numbered
+                Line(label=f"{c}, seed {seed}", x=lags, values=[[first(simulated[c, lag][i], GOAL) for lag in lags]])
+                for c, i, seed in numbered
             ],
         ),
     ]
-    means = [
-        Line(label=c, x=lags, values=[by_lag(c, i, lambda curve: fmean(curve.held_out)) for i, _ in numbered])
-        for c in corrections
-    ]
+
+
+def mean_success(
+    simulated: Mapping[tuple[str, int], Sequence[Curve]], corrections: Sequence[str], lags: Sequence[int]
+) -> list[Line]:
+    """Mean held-out success over a run by staleness, a line per correction with a row per seed."""
+    lines = []
+    for c in corrections:
+        runs = zip(*(simulated[c, lag] for lag in lags), strict=True)  # of one seed, by staleness
+        lines.append(Line(label=c, x=lags, values=[[fmean(curve.held_out) for curve in run] for run in runs]))
+    return lines
+
+
+def contrasts_of(means: Sequence[Line], lags: Sequence[int]) -> dict[str, list[float]]:
+    """Each staleness less none, and each correction less no correction, seed by seed."""
+    stale = [(at, lag) for at, lag in enumerate(lags) if lag]
     contrasts = {
         f"{of.label}, staleness {lag} less staleness 0: mean over the run": [row[at] - row[0] for row in of.values]
         for of in means
-        for at, lag in enumerate(lags)
-        if lag
+        for at, lag in stale
     }
-    contrasts |= {
+    return contrasts | {
         f"staleness {lag}, {of.label} less {means[0].label}: mean over the run": differences(of, means[0], at)
         for of in means[1:]
-        for at, lag in enumerate(lags)
-        if lag
+        for at, lag in stale
     }
-    named = {
-        f"{c}, staleness {s}" if isinstance(s, int) else f"{c}, {s}": r for (c, s), r in (simulated | real).items()
-    }
-    return Report(
-        panels=panels,
-        contrasts=contrasts,
-        settings={"steps": steps[-1], "lr": RATE, "held_out_tasks": TASKS, "corrections": CORRECTIONS},
-        notes=[
-            f"{label}, seed {seed}: test {c.test['accuracy']:.1%} ({c.test['low']:.1%} to {c.test['high']:.1%}), "
-            f"mean staleness {c.staleness:.2f}"
-            for label, curves in named.items()
-            for seed, c in zip(seeds, curves, strict=False)
-        ],
-    )
+
+
+def notes_of(runs: Mapping[tuple[str, int | str], Sequence[Curve]], seeds: Sequence[int]) -> list[str]:
+    """Success on `test` and mean staleness of each run; *runs* by correction and staleness or schedule."""
+    return [
+        f"{correction}, {f'staleness {s}' if isinstance(s, int) else s}, seed {seed}: "
+        f"test {curve.test['accuracy']:.1%} ({curve.test['low']:.1%} to {curve.test['high']:.1%}), "
+        f"mean staleness {curve.staleness:.2f}"
+        for (correction, s), curves in runs.items()
+        for seed, curve in zip(seeds, curves, strict=False)  # real schedules have the first seed alone
+    ]
 
 
 def trained(store: Path, correction: str, schedule: int | str, seed: int, quick: bool) -> Curve:

@@ -12,7 +12,7 @@ import torch
 
 from quintain.learning.algorithms import DAPO
 
-from .common import Line, Panel, Report, differences, generator, main
+from .common import Line, Panel, Report, by_variant, differences, generator, main
 from .tables import Pupil, learn, play
 
 PROMPTS, ACTIONS, RIGHT, SHARPNESS = 16, 32, 4, 1.5
@@ -38,11 +38,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
         "among": "entropy among the right answers (nats)",
         "clipped": "share of tokens clipped above, over the updates",
     }
-    results: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in titles}
-    for seed in seeds:
-        for name in VARIANTS:
-            for what, values in _trained(name, seed, steps).items():
-                results[what][name].append(values)
+    results = by_variant(VARIANTS, seeds, lambda name, seed: _trained(name, seed, steps))
     panels = {
         what: Panel(title=t, xlabel="step", lines=[Line(label=n, x=xs, values=v) for n, v in results[what].items()])
         for what, t in titles.items()

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,18 @@ def shown(interval: Interval) -> str:
 def differences(one: Line, other: Line, index: int = -1) -> list[float]:
     """Seed by seed, at one place of the curves."""
     return [a - b for a, b in zip(one.at(index), other.at(index), strict=True)]
+
+
+def by_variant(
+    variants: Iterable[str], seeds: Sequence[int], train: Callable[[str, int], Mapping[str, list[float]]]
+) -> dict[str, dict[str, list[list[float]]]]:
+    """Call *train* with each variant and seed; return the curves of each quantity, by variant, one row per seed."""
+    results: dict[str, dict[str, list[list[float]]]] = {}
+    for seed in seeds:
+        for variant in variants:
+            for quantity, values in train(variant, seed).items():
+                results.setdefault(quantity, {}).setdefault(variant, []).append(values)
+    return results
 
 
 def picture(report: Report, footer: str) -> bytes:

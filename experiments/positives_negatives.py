@@ -13,7 +13,7 @@ import torch
 from quintain.interfaces.pieces import per_group
 from quintain.learning.algorithms import DR_GRPO
 
-from .common import Line, Panel, Report, differences, generator, main
+from .common import Line, Panel, Report, by_variant, differences, generator, main
 from .tables import Pupil, learn, play
 
 PROMPTS, GROUP_SIZE, STEPS, RATE = 16, 16, 200, 0.03
@@ -58,12 +58,7 @@ def study(seeds: Sequence[int], quick: bool) -> Report:
     """Success, entropy and pass@k on held-out prompts."""
     steps = 5 if quick else STEPS
     xs = list(range(0, steps + 1, 10 if not quick else 5))
-    names = ("pass@k", "start", "success", "entropy", "largest")
-    results: dict[str, dict[str, list[list[float]]]] = {what: {name: [] for name in VARIANTS} for what in names}
-    for seed in seeds:
-        for name in VARIANTS:
-            for what, values in _trained(name, seed, steps, xs).items():
-                results[what][name].append(values)
+    results = by_variant(VARIANTS, seeds, lambda name, seed: _trained(name, seed, steps, xs))
     before = Line(label="before", x=KS, values=next(iter(results.pop("start").values())), style="--")
     titles = {"success": "success on held-out prompts", "entropy": "entropy on held-out prompts (nats)"}
     panels = [

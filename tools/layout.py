@@ -116,10 +116,15 @@ class Import:
 
 @dataclass(frozen=True)
 class Checkout:
-    """The modules of the package, and those of the members that use it, by dotted name."""
+    """The modules of the package, of the members that use it, and of benchmarks, experiments and tools, by name."""
 
     package: Mapping[str, Module]
     members: Mapping[str, Module]
+    scripts: Mapping[str, Module]
+
+    @property
+    def all(self) -> list[Module]:
+        return [*self.package.values(), *self.members.values(), *self.scripts.values()]
 
 
 @cache
@@ -129,12 +134,13 @@ def parsed(text: str) -> list[ast.AST]:
 
 
 def read(root: Path) -> Checkout:
-    """Read the checkout at *root*: ``core/quintain``, and the sources of plugins, environments and examples."""
+    """Read the checkout at *root*: the package, and the sources of plugins, environments, examples and scripts."""
     members: dict[str, Module] = {}
     for pattern in ("plugins/*/src", "environments/*/src", "examples/*/src"):
         for folder in sorted(root.glob(pattern)):
             members |= modules(folder, folder)
-    return Checkout(modules(root / "core" / PACKAGE, root / "core"), members)
+    scripts = {k: v for f in ("benchmarks", "experiments", "tools") for k, v in modules(root / f, root).items()}
+    return Checkout(modules(root / "core" / PACKAGE, root / "core"), members, scripts)
 
 
 def modules(folder: Path, base: Path) -> dict[str, Module]:
@@ -142,6 +148,8 @@ def modules(folder: Path, base: Path) -> dict[str, Module]:
     found = {}
     for path in sorted(folder.rglob("*.py")):
         parts = path.relative_to(base).with_suffix("").parts
+        if any(part.startswith(".") for part in parts):
+            continue  # a virtual environment
         is_package = parts[-1] == "__init__"
         name = ".".join(parts[:-1] if is_package else parts)
         found[name] = Module(name, path, path.read_text(encoding="utf-8"), is_package)
@@ -202,11 +210,7 @@ def part(name: str) -> str:
 
 
 def internal(checkout: Checkout) -> Iterator[Import]:
-    """Imports of one module of the package by another.
-
-    Left out: the lazy table of public names in ``quintain/__init__.py``. It is there to reach up to every layer, and
-    it runs only when a user asks for a name.
-    """
+    """Imports of one module of the package by another; not those of the root, whose lazy names reach up by design."""
     for module in checkout.package.values():
         if module.name == PACKAGE:
             continue
@@ -303,11 +307,7 @@ def computed_imports(checkout: Checkout) -> list[str]:
 # ---------------------------------------------------------------- rules 3, 4 and 7: the kernel and sizes
 def kernel(checkout: Checkout) -> list[Module]:
     """The modules that a reader needs to understand one step."""
-    return [
-        module
-        for module in checkout.package.values()
-        if part(module.name) in KERNEL_FOLDERS or module.name in KERNEL_MODULES
-    ]
+    return [m for m in checkout.package.values() if part(m.name) in KERNEL_FOLDERS or m.name in KERNEL_MODULES]
 
 
 def kernel_imports(checkout: Checkout) -> list[str]:
@@ -343,19 +343,19 @@ def root_files(checkout: Checkout) -> list[str]:
 
 
 def long_files(checkout: Checkout) -> list[str]:
-    """Files of more than 500 lines, members included."""
-    return [
-        f"{module.name} has {module.lines} lines"
-        for module in [*checkout.package.values(), *checkout.members.values()]
-        if module.lines > FILE_CAP
-    ]
+    """Files of more than 500 lines, members and scripts included."""
+    return [f"{module.name} has {module.lines} lines" for module in checkout.all if module.lines > FILE_CAP]
 
 
 def long_functions(checkout: Checkout) -> list[str]:
-    """Functions of more than 60 lines, their signature and docstring aside, members included."""
+    """Functions of more than 60 lines, members and scripts included.
+
+    Their signature and docstring do not count: a command has a line per option and per paragraph of its ``--help``, a
+    public function one per argument and error, and a split of the function would not shorten either.
+    """
     return [
         f"{module.at(node)} {node.name} has {length} lines"
-        for module in [*checkout.package.values(), *checkout.members.values()]
+        for module in checkout.all
         for node in module.nodes
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and (length := body_lines(node)) > FUNCTION_CAP
     ]
@@ -375,9 +375,8 @@ def repeated_classes(checkout: Checkout) -> list[str]:
     """Class names that the package defines more than once, nested classes included."""
     places = defaultdict(list)
     for module in checkout.package.values():
-        for node in module.nodes:
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(module.at(node))
+        for node in (n for n in module.nodes if isinstance(n, ast.ClassDef)):
+            places[node.name].append(module.at(node))
     return [f"class {name}: {', '.join(where)}" for name, where in sorted(places.items()) if len(where) > 1]
 
 

@@ -153,6 +153,18 @@ def _batch_scale(sampled: Sequence[Reply], epsilon: float = 1e-4) -> float:
 GROUP = {"ddof": 1, "epsilon": 1e-4}
 """TRL's spread of a group."""
 NO_KL = {"where": "none", "coefficient": 0.0}
+DAPO = {"loss_type": "dapo", "epsilon": 0.2, "epsilon_high": 0.28, "beta": 0.0, "scale_rewards": "group"}
+CISPO = {"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"}
+DR_GRPO = {"loss_type": "dr_grpo", "epsilon": 0.2, "beta": 0.0, "scale_rewards": "none"}
+"""TRL's settings of these algorithms, without a KL term."""
+SEQUENCE_RATIO = {
+    "importance_sampling_level": "sequence",
+    "epsilon": 0.01,
+    "epsilon_high": 0.015,
+    "beta": 0.0,
+    "scale_rewards": "group",
+}
+"""TRL's settings of GSPO besides its kind of loss."""
 PLAIN_KL = {"beta": 0.04, "use_bias_correction_kl": False}
 
 
@@ -216,7 +228,7 @@ CASES: tuple[Case, ...] = (
         name="Dr. GRPO",
         algorithm="dr_grpo",
         trainer="grpo",
-        settings={"loss_type": "dr_grpo", "epsilon": 0.2, "beta": 0.0, "scale_rewards": "none"},
+        settings=DR_GRPO,
         says=("dr_grpo", "loss_type dr_grpo, scale_rewards none"),
         note="scale_rewards stays group unless it is set",
         active=CLIP,
@@ -226,13 +238,7 @@ CASES: tuple[Case, ...] = (
         algorithm="dapo",
         changes={"advantage": GROUP, "overlong": 0.2},
         trainer="grpo",
-        settings={
-            "loss_type": "dapo",
-            "epsilon": 0.2,
-            "epsilon_high": 0.28,
-            "beta": 0.0,
-            "scale_rewards": "group",
-        },
+        settings=DAPO,
         says=("dapo, ddof 1", "loss_type dapo, get_soft_overlong_punishment"),
         note="epsilon_high = epsilon; no dynamic sampling; its length counts observations, ours the longest turn",
         active=CLIP,
@@ -242,14 +248,7 @@ CASES: tuple[Case, ...] = (
         algorithm="dapo",
         changes={"advantage": GROUP, "overlong": 0.0, "mask_truncated": True},
         trainer="grpo",
-        settings={
-            "loss_type": "dapo",
-            "epsilon": 0.2,
-            "epsilon_high": 0.28,
-            "beta": 0.0,
-            "scale_rewards": "group",
-            "mask_truncated_completions": True,
-        },
+        settings={**DAPO, "mask_truncated_completions": True},
         says=("mask_truncated", "mask_truncated_completions"),
         note="off; with a sequence mean masked replies still count in its denominator, ours do not",
         active=CLIP,
@@ -259,7 +258,7 @@ CASES: tuple[Case, ...] = (
         algorithm="cispo",
         changes={"advantage": GROUP, "objective": {"cap": 1.3}, "overlong": 0.0},
         trainer="grpo",
-        settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
+        settings=CISPO,
         says=("cispo, cap 1.3", "loss_type cispo, epsilon_high 1.3"),
         note="epsilon_high = epsilon = 0.2, read as the cap itself: nearly every token is capped",
         active=("clip.high",),
@@ -269,7 +268,7 @@ CASES: tuple[Case, ...] = (
         algorithm="cispo",
         changes={"advantage": GROUP, "objective": {"cap": 1.3}, "ratio_to": "mu", "overlong": 0.0},
         trainer="grpo",
-        settings={"loss_type": "cispo", "epsilon_high": 1.3, "beta": 0.0, "scale_rewards": "group"},
+        settings=CISPO,
         says=("ratio_to mu", "old_per_token_logps = the sampler's"),
         note="the sampler's log-probs enter as a correction only (AsyncGRPO has this ratio_to)",
         active=("clip.high",),
@@ -279,14 +278,7 @@ CASES: tuple[Case, ...] = (
         algorithm="gspo",
         changes={"advantage": GROUP, "objective": {"low": 0.01, "high": 0.015}},
         trainer="grpo",
-        settings={
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.01,
-            "epsilon_high": 0.015,
-            "beta": 0.0,
-            "scale_rewards": "group",
-        },
+        settings={"loss_type": "grpo", **SEQUENCE_RATIO},
         says=("gspo", "importance_sampling_level sequence, loss_type grpo"),
         note="epsilon 0.2, at which nothing is ever clipped; loss_type dapo, which weighs by length",
         active=CLIP,
@@ -299,14 +291,7 @@ CASES: tuple[Case, ...] = (
             "objective": {"use": "gspo_token", "low": 0.01, "high": 0.015},
         },
         trainer="grpo",
-        settings={
-            "loss_type": "grpo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.01,
-            "epsilon_high": 0.015,
-            "beta": 0.0,
-            "scale_rewards": "group",
-        },
+        settings={"loss_type": "grpo", **SEQUENCE_RATIO},
         says=("objective gspo_token", "as above"),
         note="has no token form; the two agree while a reply's tokens share an advantage",
         active=CLIP,
@@ -321,14 +306,7 @@ CASES: tuple[Case, ...] = (
             "aggregation": {"use": "constant", "length": 1},
         },
         trainer="grpo",
-        settings={
-            "loss_type": "luspo",
-            "importance_sampling_level": "sequence",
-            "epsilon": 0.01,
-            "epsilon_high": 0.015,
-            "beta": 0.0,
-            "scale_rewards": "group",
-        },
+        settings={"loss_type": "luspo", **SEQUENCE_RATIO},
         says=("gspo, constant aggregation of length 1", "loss_type luspo"),
         active=CLIP,
     ),
@@ -377,10 +355,7 @@ CASES: tuple[Case, ...] = (
         changes={"correction": {"use": "tis_sequence", "cap": 1.1}},
         trainer="grpo",
         settings={
-            "loss_type": "dr_grpo",
-            "epsilon": 0.2,
-            "beta": 0.0,
-            "scale_rewards": "none",
+            **DR_GRPO,
             **_sampler("sequence_truncate", 1.1),
         },
         says=("tis_sequence 1.1", "sequence_truncate, clip_max 1.1"),
@@ -393,10 +368,7 @@ CASES: tuple[Case, ...] = (
         changes={"correction": {"use": "mis", "high": 1.2}},
         trainer="grpo",
         settings={
-            "loss_type": "dr_grpo",
-            "epsilon": 0.2,
-            "beta": 0.0,
-            "scale_rewards": "none",
+            **DR_GRPO,
             **_sampler("sequence_mask", 1.2),
         },
         says=("correction mis 1.2", "sequence_mask, clip_max 1.2"),

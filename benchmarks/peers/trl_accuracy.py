@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
 from benchmarks.common import Door, trial_arguments
+from benchmarks.peers.trl_config import equal_work
 from quintain import Environment, Message, Task
 from quintain.testing import rollout
 from quintain.types.task import messages_of
@@ -108,26 +109,14 @@ def main() -> None:
         return [environment.reward.score(rollout(tasks[i], c[0]["content"])).value for i, c in numbered]
 
     samples = args.groups * args.group_size
-    config = GRPOConfig(
-        output_dir="/tmp/quintain-benchmark-trl",
-        use_cpu=args.device == "cpu",
+    config = equal_work(
+        device=args.device,
+        group_size=args.group_size,
+        lr=args.lr,
         bf16=False,
-        gradient_checkpointing=False,
         per_device_train_batch_size=samples,
-        num_generations=args.group_size,
         max_completion_length=args.max_tokens,
-        temperature=1.0,
-        beta=0.0,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        learning_rate=args.lr,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
         max_steps=args.steps,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
         seed=args.seed,
     )
     watch = Watch(environment, args)

@@ -8,7 +8,6 @@ included.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import time
 from typing import Any
@@ -16,9 +15,10 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, LogitsProcessor, LogitsProcessorList, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from trl import GRPOTrainer
 
-from benchmarks.common import Door
+from benchmarks.common import Door, step_arguments
+from benchmarks.peers.trl_config import equal_work
 from benchmarks.shapes import lengths, prompts, reward
 
 
@@ -84,17 +84,8 @@ def forced_generate(trainer: GRPOTrainer, gate: Gate, low: int, high: int) -> No
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
-    parser.add_argument("--groups", type=int, default=16)
-    parser.add_argument("--group-size", type=int, default=8)
-    parser.add_argument("--low", type=int, default=64)
-    parser.add_argument("--high", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
+    parser = step_arguments()
     parser.add_argument("--micro", type=int, help="samples per backward pass (default: all)")
-    parser.add_argument("--lr", type=float, default=1e-4)
     args = parser.parse_args()
     door = Door()
     torch.set_num_threads(args.threads)
@@ -106,30 +97,18 @@ def main() -> None:
         return [reward(c[0]["content"]) for c in completions]
 
     micro = args.micro or samples
-    config = GRPOConfig(
-        output_dir="/tmp/quintain-benchmark-trl",
-        use_cpu=args.device == "cpu",
+    config = equal_work(
+        device=args.device,
+        group_size=args.group_size,
+        lr=args.lr,
         bf16=args.precision == "bf16",
-        gradient_checkpointing=False,
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=samples // micro,
-        num_generations=args.group_size,
         max_completion_length=args.high,
         generation_kwargs={"min_new_tokens": args.low} if args.low == args.high else None,
-        temperature=1.0,
-        beta=0.0,
         num_iterations=1,
-        loss_type="dr_grpo",
-        scale_rewards="none",
-        learning_rate=args.lr,
-        lr_scheduler_type="constant",
-        weight_decay=0.0,
-        max_grad_norm=1.0,
         max_steps=100_000,
         shuffle_dataset=False,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
         logging_steps=1,
         seed=0,
     )

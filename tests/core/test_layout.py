@@ -247,6 +247,19 @@ def test_long_function_is_found(copy: Path, plant: Plant) -> None:
     assert "planted has 61 lines" in found
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "experiments", "tools"])
+def test_sizes_of_scripts_count(folder: str, copy: Path, plant: Plant) -> None:
+    """The caps hold for what is not installed, too, but not for a virtual environment inside it."""
+    (copy / folder / ".peers").mkdir(parents=True)
+    text = "def planted():\n" + "    a = 1\n" * 61 + "\n" * 500
+    plant(f"{folder}/.peers/planted.py", text)
+    assert not new("long_functions", copy) and not new("long_files", copy)
+
+    plant(f"{folder}/planted.py", text)
+    (function,), (file,) = new("long_functions", copy), new("long_files", copy)
+    assert f"{folder}.planted:2 planted has 61 lines" == function and file.startswith(f"{folder}.planted has")
+
+
 def test_class_defined_twice_is_found(copy: Path, plant: Plant) -> None:
     """One class name means one thing in the package, private and nested classes included."""
     plant("core/quintain/types/planted.py", "class _Planted:\n    pass")

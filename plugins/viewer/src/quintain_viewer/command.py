@@ -91,35 +91,39 @@ def rollouts(
         message = f"no rollout of {store.name} matches; {len(store.files):,} steps were searched"
         click.echo(message, err=True)
         return
-    decode = Decoder(store.path)
     if html is not None:
-        from .page import page
-
         chosen = spread(found, limit or WRITTEN)
-        views = [view for _, path, numbers in reversed(chosen) for view in store.rows(path, numbers)]
-        shown = len(views)
-        text = page(store.name, views, decode, total=total, every_token=tokens)
-        write_atomically(html, text.encode())
-        click.echo(f"wrote {html} ({len(text.encode()) / 1e6:.1f} MB, {shown:,} rollouts); open it in a browser")
+        _write_page(html, store, chosen, total=total, every_token=tokens)
     elif as_json:
-        shown = 0
-        for _, path, numbers in newest(found, limit or total):
-            for view in store.rows(path, numbers, tokens=tokens):
-                if view["tokens"] is not None:
-                    names = ("id", "source", "logp", "version", "advantage")
-                    view["tokens"] = [dict(zip(names, t, strict=True), text=decode(t[0])) for t in view["tokens"]]
-                click.echo(json.dumps(view))
-                shown += 1
+        chosen = newest(found, limit or total)
+        _print_json(store, chosen, tokens=tokens)
     else:
         from .terminal import show
 
         chosen = newest(found, limit or SHOWN)
-        views = [view for _, path, numbers in chosen for view in store.rows(path, numbers, tokens=tokens)]
-        shown = len(views)
-        show(views, decode)
-    if shown < total:
+        rows = (view for _, path, numbers in chosen for view in store.rows(path, numbers, tokens=tokens))
+        show(list(rows), Decoder(store.path))
+    if (shown := sum(len(numbers) for *_, numbers in chosen)) < total:
         which = f"from {len(chosen):,} of {len(found):,} steps" if html else "the newest"
         click.echo(f"{shown:,} of {total:,} rollouts, {which}; -n {total} shows all; --help lists filters", err=True)
+
+
+def _write_page(html: Path, store: Store, chosen: Chosen, *, total: int, every_token: bool) -> None:
+    from .page import page
+
+    views = [view for _, path, numbers in reversed(chosen) for view in store.rows(path, numbers)]
+    text = page(store.name, views, Decoder(store.path), total=total, every_token=every_token).encode()
+    write_atomically(html, text)
+    click.echo(f"wrote {html} ({len(text) / 1e6:.1f} MB, {len(views):,} rollouts); open it in a browser")
+
+
+def _print_json(store: Store, chosen: Chosen, *, tokens: bool) -> None:
+    decode, names = Decoder(store.path), ("id", "source", "logp", "version", "advantage")
+    for _, path, numbers in chosen:
+        for view in store.rows(path, numbers, tokens=tokens):
+            if view["tokens"] is not None:
+                view["tokens"] = [dict(zip(names, t, strict=True), text=decode(t[0])) for t in view["tokens"]]
+            click.echo(json.dumps(view))
 
 
 def newest(found: Chosen, limit: int) -> Chosen:
