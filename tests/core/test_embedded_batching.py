@@ -20,6 +20,7 @@ from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.engines.embedded.sampler import Sampler, invert, truncate
 from quintain.engines.embedded.slots import common_prefix
 from quintain.errors import InfrastructureError
+from quintain.learning import ModuleWeights
 from quintain.models.lora import merged_tensors, with_adapters
 from quintain.models.snapshot import Snapshot
 from quintain.types.sampling import Sampling
@@ -214,6 +215,31 @@ def test_adapters_are_merged_into_the_snapshot(kind: str) -> None:
     run(engine.update(Given(version=1, named={})))
     out = run(engine.sample([1, 2], Sampling(seed=0, max_tokens=10)))
     assert list(out.logps) == pytest.approx(plain_logps(adapted, [1, 2], out.ids, 1.0), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_rslora": True, "rank_pattern": {"q_proj": 3}, "alpha_pattern": {"up_proj": 9}},
+        {"init_lora_weights": "orthogonal", "bias": "none", "use_dora": False, "lora_dropout": 0.0},
+        {"target_modules": ["q_proj", "embed_tokens"]},
+    ],
+)
+def test_settings_that_are_accepted_are_exact(settings: dict[str, Any]) -> None:
+    """What is published is the trained policy, and without the adapters it is the model before, also after updates."""
+    base, ids = tiny_model("llama"), torch.tensor([[1, 5, 9, 22, 7, 3]])
+    with torch.no_grad():
+        before = base(ids).logits
+        adapted: Any = with_adapters(base, {"r": 4, **settings})
+        for parameter in adapted.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(0, 0.2)
+        published = tiny_model("llama", seed=1)
+        published.load_state_dict(dict(ModuleWeights(adapted, 1).tensors()))
+        torch.testing.assert_close(published(ids).logits, adapted(ids).logits, rtol=0, atol=1e-4)
+        assert (published(ids).logits - before).abs().max() > 0.1
+        with adapted.disable_adapter():
+            torch.testing.assert_close(adapted(ids).logits, before, rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")

@@ -41,6 +41,7 @@ def test_a_folder_loads_and_saves(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`:UserWarning")
 def test_adapters(folder: Path) -> None:
     loaded = load_model(folder, lora={"r": 2, "target_modules": ["q_proj"]})
     assert not loaded.fused
@@ -49,6 +50,13 @@ def test_adapters(folder: Path) -> None:
         load_model(folder, lora={"r": 2, "lora_dropout": 0.1})
     with pytest.raises(UsageError, match="rank"):
         load_model(folder, lora={"rank": 2})
+    for name, value in {"use_dora": True, "lora_bias": True, "bias": "all", "init_lora_weights": "pissa"}.items():
+        with pytest.raises(UsageError, match=f"lora.{name} = .* is not supported"):
+            load_model(folder, lora={"r": 2, "target_modules": ["q_proj"], name: value})
+    with pytest.raises(UsageError, match="modules_to_save"):  # the output layer would train and not be published
+        load_model(folder, lora={"r": 2, "modules_to_save": ["lm_head"]})
+    with pytest.raises(UsageError, match="embeddings that are the output layer, too"):
+        load_model(folder, lora={"r": 2, "target_modules": ["q_proj", "embed_tokens"]})
     fix = r"is incompatible with Mamba-based models .*; name the modules to adapt, such as target_modules = \["
     with pytest.raises(UsageError, match=fix):
         trainable(architecture("mamba"), {"r": 2})

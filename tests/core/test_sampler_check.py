@@ -166,6 +166,13 @@ def test_stale_tokens_are_compared_with_the_weights_that_sampled_them(tmp_path: 
     assert max(step["mismatch.sample"] for step in records) < EXACT / 5
 
 
+def test_what_a_pruned_policy_sampled_is_not_scored_without_pruning(tmp_path: Path) -> None:
+    """Log-probs of the renormalised distribution are compared with the learner's, which prunes alike, or not at all."""
+    first, *stale = steps(tmp_path, algorithm__args={**STALE, "prune": 0.3})
+    assert first["mismatch.sample"] < EXACT / 5
+    assert stale and all("mismatch.sample" not in step for step in stale)
+
+
 def scored_batch(learner: Learner, shift: float = 0.0, version: int = 0) -> Batch:
     """A batch whose log-probs are the learner's, those of the fourth sample off by *shift*."""
     made = batches.batch(longest=12)

@@ -396,8 +396,7 @@ class Learner:
             return
         metrics = dict(algorithm.optimizer_step(optimization) or {})
         self.updates += 1
-        missing = {"loss", "grad_norm"} - set(metrics)
-        if missing:
+        if {"loss", "grad_norm"} - set(metrics):
             raise PluginError(
                 f"{algorithm.optimizer_step!r} must return the metrics loss and grad_norm; it gave {sorted(metrics)}"
             )

@@ -29,8 +29,7 @@ class ModuleWeights:
             return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
         with torch.no_grad():
             tensors = {name: tensor.detach() for name, tensor in merged_tensors(self.module)}
-        head = cast(Any, self.module).get_output_embeddings()
-        if head.weight is cast(Any, self.module).get_input_embeddings().weight:  # tied: one parameter, two names
-            names = {id(p): name for name, p in cast(Any, self.module).get_base_model().named_parameters()}
-            tensors.setdefault("lm_head.weight", tensors[names[id(head.weight)]])
+        module = cast(Any, self.module)
+        if (head := module.get_output_embeddings().weight) is module.get_input_embeddings().weight:  # tied
+            tensors.setdefault("lm_head.weight", head.detach())
         return tensors

@@ -254,6 +254,5 @@ def _cached_or_fetched(kind: Any, path: str, **options: Any) -> Any:
 
 
 def _generation_stops(module: Any) -> tuple[int, ...]:
-    config = getattr(module, "generation_config", None)
-    eos = getattr(config, "eos_token_id", None)
+    eos = getattr(getattr(module, "generation_config", None), "eos_token_id", None)
     return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)

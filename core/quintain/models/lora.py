@@ -10,6 +10,10 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 
+EXACT = """r lora_alpha rank_pattern alpha_pattern use_rslora target_modules exclude_modules target_parameters
+    layers_to_transform layers_pattern fan_in_fan_out task_type""".split()
+"""Fields of `peft.LoraConfig` with which the policy is the base model, untouched, plus products that are merged."""
+
 
 def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
     """Return *module* with adapters, which alone train; by default on all linear maps but the output layer.
@@ -18,7 +22,7 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         settings: fields of `peft.LoraConfig`.
 
     Raises:
-        UsageError: peft is not installed, a setting is unknown, or dropout is not 0.
+        UsageError: peft is not installed, or a setting is unknown or keeps the adapters from being merged.
     """
     try:
         from peft import LoraConfig, get_peft_model
@@ -26,20 +30,25 @@ def with_adapters(module: Any, settings: Mapping[str, Any]) -> nn.Module:
         raise UsageError("lora needs peft: pip install 'quintain[lora]'") from missing
     linear = [(name, type(part)) for name, part in module.named_modules() if isinstance(part, nn.Linear)]
     others = [name for name, kind in linear if kind is not nn.Linear]  # Llama 4's router, which returns a pair
-    defaults = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "lora_dropout": 0.0}
-    fields = {**defaults, "exclude_modules": others or None, **settings}
-    if fields["lora_dropout"]:
-        raise UsageError("lora.lora_dropout must be 0: with dropout, the trained policy is not the sampled one")
+    fields = {"target_modules": "all-linear", "task_type": "CAUSAL_LM", "exclude_modules": others or None, **settings}
+    for name, value in fields.items():
+        plain = not value or value in ("none", "gaussian", "orthogonal") or (name, value) == ("init_lora_weights", True)
+        if name in {*LoraConfig.__dataclass_fields__} - {*EXACT} and not plain:
+            raise UsageError(f"lora.{name} = {value!r} is not supported: sampler or ref would be wrong; leave it out")
     with warnings.catch_warnings():  # peft still asks transformers 5 by an older name
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing", category=FutureWarning)
         # Its own pattern for the experts of a mixture is applied, but not counted as a match.
         warnings.filterwarnings("ignore", message=".*_pattern keys did not match", category=RuntimeWarning)
         try:
-            return get_peft_model(module, LoraConfig(**fields))
+            adapted = get_peft_model(module, LoraConfig(**fields))
         except (TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0].partition(". Please")[0]
             fix = 'name the modules to adapt, such as target_modules = ["q_proj", "v_proj"]'
             raise UsageError(f"lora {dict(settings)!r}: {reason}; {fix}") from error
+    inputs, outputs = adapted.get_input_embeddings(), adapted.get_output_embeddings()
+    if hasattr(inputs, "base_layer") and inputs.weight is outputs.weight:
+        raise UsageError("an adapter on embeddings that are the output layer, too, is not supported; exclude them")
+    return adapted
 
 
 def has_adapters(module: nn.Module) -> bool:

@@ -41,8 +41,7 @@ def components_in(path: Path, kind: str) -> list[str]:
 
 def _defined_by(node: ast.stmt, kind: str, before: list[str]) -> Iterator[str]:
     if isinstance(node, ast.ClassDef) and kind in BASES:
-        bases = [_last(b) for b in node.bases]
-        if any(b in before or b.endswith(BASES[kind]) for b in bases):
+        if any(b in before or b.endswith(BASES[kind]) for b in map(_last, node.bases)):
             yield node.name
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and kind in DECORATORS:
         if any(_last(d) in DECORATORS[kind] for d in node.decorator_list):

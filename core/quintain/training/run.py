@@ -228,7 +228,8 @@ class Run:
             metrics: dict[str, float] = await self.apart(partial(self.learner.step, scored, advantages=advantages))
         except SamplerMismatch as error:
             raise await explained(error, self.learner, self.engine, temperature) from None
-        if limit is not None and "mismatch.sample" not in metrics:
+        # An engine scores without the pruning that its samples had.
+        if limit is not None and "mismatch.sample" not in metrics and not self.collector.algorithm.prune:
             metrics |= await rescored(self.engine, groups, temperature, limit)
         return metrics
 

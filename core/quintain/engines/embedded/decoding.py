@@ -181,8 +181,7 @@ class _LayerSteps:
         keys, values = self._append(w.layer.index, slots, rotated[:, heads:], flat[:, heads + key_heads :])
         # The queries that share a key head become the queries of one row: grouped attention is then a plain product.
         query = rotated[:, :heads].reshape(n * key_heads, heads // key_heads, head_dim)
-        mixed = self._mix(query, keys, values, mask).reshape(n, heads * head_dim)
-        hidden = w.output(hidden, mixed)
+        hidden = w.output(hidden, self._mix(query, keys, values, mask).reshape(n, heads * head_dim))
         gate, up = w.gate_up(decoder.rms_norm(w.layer.before_feedforward, hidden)).chunk(2, dim=-1)
         return w.down(hidden, functional.silu(gate).mul_(up))
 

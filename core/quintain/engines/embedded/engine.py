@@ -368,8 +368,7 @@ class EmbeddedEngine(TokenEngine):
         store = self._forward.store
         assert store is not None
         newest = max((*(i for i, _ in admission.extensions), *(i for _, i in admission.followers)), default=0)
-        longest = max((len(r.ids) for r in running), default=0)
-        store.reserve(newest + 1, longest)
+        store.reserve(newest + 1, max((len(r.ids) for r in running), default=0))
         if admission.copies:
             sources, targets, lengths = zip(*admission.copies, strict=True)
             store.copy(sources, targets, max(lengths))

@@ -112,8 +112,7 @@ def truncate(probs: Tensor, sampling: Sampling) -> Tensor:
         keep[sampling.top_k :] = False
     if sampling.top_p < 1:
         left = sorted_probs * keep
-        before = left.cumsum(0) - left
-        keep &= before < sampling.top_p * left.sum()
+        keep &= left.cumsum(0) - left < sampling.top_p * left.sum()
     if sampling.min_p:
         keep &= sorted_probs >= sampling.min_p * sorted_probs[0]
     keep[0] = True

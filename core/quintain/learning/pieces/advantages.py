@@ -56,9 +56,7 @@ class Step:
 
 def is_constant(rewards: Sequence[float], tolerance: float = TOLERANCE) -> bool:
     """Whether *rewards* differ by at most *tolerance* times the largest magnitude (1 at least)."""
-    if not rewards:
-        return True
-    return max(rewards) - min(rewards) <= tolerance * max(1.0, *map(abs, rewards))
+    return not rewards or max(rewards) - min(rewards) <= tolerance * max(1.0, *map(abs, rewards))
 
 
 def centre(rewards: Sequence[float], tolerance: float) -> list[float]:
@@ -170,8 +168,7 @@ def returns(step: Step) -> Tensor:
     sample = step.sample_of_tokens
     before = rewards.cumsum(0)
     total = torch.zeros(len(step.batch.samples), dtype=torch.float64).index_add(0, sample, rewards)
-    ends = total.cumsum(0)
-    return ends[sample] - before + rewards
+    return total.cumsum(0)[sample] - before + rewards
 
 
 def token_rewards(step: Step) -> Tensor:
