@@ -12,6 +12,7 @@ from quintain.errors import UsageError
 from quintain.training import Recipe
 from quintain.training.resolve import pinned
 from quintain.training.run_folder import RunFolder
+from quintain.training.summary import evaluation_of
 
 from ..core.models import save_tiny
 
@@ -79,6 +80,17 @@ def test_a_run_is_evaluated_on_other_environments_and_beside_an_earlier_run(plac
     recipe = Recipe.parse(written.recipe())
     assert "quintain/embedded" == recipe.services["rival"].use
     assert "runs/first/checkpoints/step-000001/model" == recipe.services["rival"].args["model"]
+
+
+def test_the_next_command_names_the_engine_of_another_player(place: Path) -> None:
+    recipe = RECIPE.replace("letters:Letters", "rivals:Rivals") + OTHERS[OTHERS.index("[services.rival]") :]
+    (place / "runs/third").mkdir(parents=True)
+    (place / "runs/third/recipe.toml").write_text(recipe.replace('"first"', '"model"'))
+
+    words = evaluation_of(RunFolder("runs/third", lock=False))
+
+    at = words.index("--service")
+    assert ["--service", "rival=embedded", "--service-arg", 'rival.model="model"'] == words[at : at + 4]
 
 
 def test_an_evaluated_environment_is_checked_before_the_run(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..registry.discovery import PLUGINS
 from ..registry.lookup import current
+from ..services.manager import find_service
 from .metrics import alert_intervals
 from .resolve import chosen, resolve_algorithm, resolve_environment_table
 from .screen import clock, printable, program
@@ -58,12 +59,12 @@ def evaluation_of(folder: RunFolder) -> list[str]:
     from .recipe.tables import Recipe
 
     recipe = Recipe.parse(folder.recipe())
-    environment, algorithm, test = recipe.environments[0], resolve_algorithm(recipe), recipe.evaluation.test
+    environment, test = recipe.environments[0], recipe.evaluation.test
+    slots, services = resolve_environment_table(environment).slots, chosen(recipe, resolve_algorithm(recipe))
     words = ["eval", environment.use, "--model", str(folder.shown), "--samples", "8"]
     words += [word for key, value in environment.args.items() for word in ("--arg", f"{key}={toml(value)}")]
-    for slot in sorted(resolve_environment_table(environment).slots & chosen(recipe, algorithm).keys()):
-        service = chosen(recipe, algorithm)[slot]
-        stand_in = getattr(current().load("service", service.use), "in_evaluation", None)  # of one that needs a learner
+    for slot, service in sorted((slot, services[slot]) for slot in slots & services.keys()):
+        stand_in = getattr(current().resolve(find_service(service.use)), "in_evaluation", None)  # needs a learner
         use, args = stand_in(slot, service.args, str(folder.shown)) if stand_in else (service.use, service.args)
         words += ["--service", f"{slot}={use}"]
         words += [w for key, value in args.items() for w in ("--service-arg", f"{slot}.{key}={toml(value)}")]
@@ -93,8 +94,7 @@ def accuracy(measured: Mapping[str, Any]) -> str:
     """A percentage with its interval."""
     if measured.get("accuracy") is None:
         return "not measured"
-    text = f"{measured['accuracy']:.1%}"
-    low, high = measured.get("low"), measured.get("high")
+    text, low, high = f"{measured['accuracy']:.1%}", measured.get("low"), measured.get("high")
     if low is None or high is None:
         return text
     of = f" {measured['split']}" if "split" in measured else ""
