@@ -243,8 +243,8 @@ def test_a_folder_has_a_file_for_each_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        ("./no.jsonl", "there is no file or folder './no.jsonl'; name one with --data FILE"),
-        ("/no/where/rows.jsonl", "nor a folder '/no/where'; name one with --data FILE"),
+        ("./no.jsonl", "there is no file or folder './no.jsonl'; name one with --arg data=FILE"),
+        ("/no/where/rows.jsonl", "nor a folder '/no/where'; name one with --arg data=FILE"),
         ("", "data is empty; name a file of JSON lines"),
     ],
 )
@@ -295,7 +295,7 @@ def test_bad_lines_and_empty_files_are_named(tmp_path: Path) -> None:
 
 def test_a_data_set_that_cannot_be_had_is_named() -> None:
     """Tests run offline: the error says why, and what to name instead."""
-    with pytest.raises(UsageError, match=r"'nobody/nothing:main' is no file.*HF_HUB_OFFLINE.*--data FILE"):
+    with pytest.raises(UsageError, match=r"'nobody/nothing:main' is no file.*HF_HUB_OFFLINE.*--arg data=FILE"):
         load("nobody/nothing:main", "test")
 
 

@@ -361,7 +361,7 @@ def test_without_network_the_fix_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert str(raised.value) == (
         "gsm8k: openai/gsm8k is not in the cache of `datasets`, and the hub does not give it (huggingface.co cannot be "
         "reached: Name or service not known). Fix: name a copy on disk, a folder with train.jsonl and test.jsonl or "
-        'one file of JSON lines {"question": ..., "answer": "... #### number"}, as `data`: --data FOLDER, or in a '
+        'one file of JSON lines {"question": ..., "answer": "... #### number"}, as `data`: --arg data=FOLDER, or in a '
         'recipe args = { data = "FOLDER" }'
     )
 

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quintain import ToolCall
+from quintain import Task, ToolCall
+from quintain.errors import RewardFault
 from quintain.testing import RewardSuite, rollout
 from quintain_env_search import (
     SearchResult,
@@ -169,6 +170,11 @@ class TestCitation(RewardSuite):
             rollout(TASK, "<answer>the</answer> [17]", result=PAGES),
             rollout(TASK, "[17] Tavo lives in Mirel. <answer>Mirel</answer>", result=PAGES),
         ]
+
+
+def test_an_episode_without_a_search_is_refused() -> None:
+    with pytest.raises(RewardFault, match=r"need an environment that searches; same_answer compares any reply"):
+        exact_match.score(rollout(Task(prompt="2 + 2?", answer="4"), "<answer>4</answer>"))
 
 
 def test_the_format_is_the_answer_alone_and_no_refused_call() -> None:

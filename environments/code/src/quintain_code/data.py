@@ -74,7 +74,7 @@ def checked(data: str) -> str:
     if not data:
         raise UsageError(
             "data is empty; name a file of JSON lines, a folder with train.jsonl and test.jsonl, or a data "
-            'set of the hub: --data FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
+            'set of the hub: --arg data=FILE, or in a recipe args = { data = "google-research-datasets/mbpp" }'
         )
     path = Path(data)
     if not path.exists() and (path.suffix or data.startswith((".", "/", "~")) or data.count("/") > 1):
@@ -86,9 +86,9 @@ def _beside(path: Path) -> str:
     """The entry of the parent folder that the name may be a misspelling of."""
     folder = next((f for f in path.parents if f.is_dir()), None)
     if folder is None or folder != path.parent:
-        return f", nor a folder {str(path.parent)!r}; name one with --data FILE"
+        return f", nor a folder {str(path.parent)!r}; name one with --arg data=FILE"
     near = difflib.get_close_matches(path.name, [entry.name for entry in folder.iterdir()], n=1)
-    return f"; did you mean {str(folder / near[0])!r}?" if near else "; name one with --data FILE"
+    return f"; did you mean {str(folder / near[0])!r}?" if near else "; name one with --arg data=FILE"
 
 
 def fingerprint(task: CodeTask) -> str:
@@ -208,6 +208,6 @@ def _of_hub(data: str, split: str) -> Rows:
         why = reason or re.split(r"\n", str(e).strip())[0]
         raise UsageError(
             f"code: {data!r} is no file, and the hub does not give it ({why}). Fix: name a file of JSON lines, or a "
-            "folder with train.jsonl and test.jsonl: --data FILE"
+            "folder with train.jsonl and test.jsonl: --arg data=FILE"
         ) from e
     return [(row, f"{repository} {name}[{i}]") for i, row in enumerate(rows)]

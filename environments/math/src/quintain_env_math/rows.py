@@ -90,6 +90,6 @@ def from_hub(name: str, repository: str, config: str | None, split: str, line: s
         raise UsageError(
             f"{name}: {repository} is not in the cache of `datasets`, and the hub does not give it ({why}). Fix: "
             f"name a copy on disk, a folder with train.jsonl and test.jsonl or one file of JSON lines {line}, as "
-            '`data`: --data FOLDER, or in a recipe args = { data = "FOLDER" }'
+            '`data`: --arg data=FOLDER, or in a recipe args = { data = "FOLDER" }'
         ) from e
     return rows

@@ -15,7 +15,13 @@ Found = Rollout[SearchTask, SearchResult]
 
 
 def answer_of(rollout: Found) -> Answer | None:
-    """The answer of the last turn; None where it called a tool, or has not exactly one answer."""
+    """The answer of the last turn; None where it called a tool, or has not exactly one answer.
+
+    Raises:
+        TypeError: the episode is not one of a search environment.
+    """
+    if not isinstance(rollout.result, SearchResult):
+        raise TypeError("the rewards of search need an environment that searches; same_answer compares any reply")
     return read_answer(rollout.reply) if rollout.result.final else None
 
 
