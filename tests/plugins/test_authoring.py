@@ -19,7 +19,10 @@ from quintain.evaluation.evaluation import evaluate
 from quintain.testing import ScriptedEngine
 from quintain.training.rollout_table import to_parquet
 from quintain_authoring.check import check as check_command
-from quintain_authoring.new import KINDS, distribution_files
+from quintain_authoring.new import EPISODES, KINDS, distribution_files
+
+NEW = [*((kind,) for kind in KINDS), *(("environment", "--kind", episode) for episode in [*EPISODES][1:])]
+"""Words of `quintain new` that choose what is written."""
 
 FAULTY = """
 import itertools
@@ -91,10 +94,13 @@ def checked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[
 # ---------------------------------------------------------------- new
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_new_distribution_is_complete(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("words", NEW, ids=" ".join)
+def test_a_new_distribution_is_complete(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert 0 == main(["new", kind, "word-ladder"])
+    kind, *options = words
+    assert 0 == main(["new", kind, "word-ladder", *options])
 
     (folder,) = tmp_path.iterdir()
     files = {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()}
@@ -111,14 +117,14 @@ def test_a_new_distribution_is_complete(kind: str, tmp_path: Path, monkeypatch: 
     assert kind == "algorithm" or 25 >= sum(bool(line.strip()) for line in code)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_written_code_is_tidy(kind: str, tmp_path: Path) -> None:
-    for path, text in distribution_files(kind, "word-ladder").items():
+@pytest.mark.parametrize("words", NEW, ids=" ".join)
+def test_the_written_code_is_tidy(words: tuple[str, ...], tmp_path: Path) -> None:
+    for path, text in distribution_files(words[0], "word-ladder", *words[2:]).items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(text)
-    for words in (["check"], ["format", "--check"]):
+    for options in (["check"], ["format", "--check"]):
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *words, "--isolated", "--line-length", "120", str(tmp_path)],
+            [sys.executable, "-m", "ruff", *options, "--isolated", "--line-length", "120", str(tmp_path)],
             capture_output=True, text=True, cwd=tmp_path,
         )  # fmt: skip
         assert 0 == done.returncode, done.stdout
@@ -155,16 +161,25 @@ def test_a_name_that_cannot_be_used_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_kind_of_episode_is_for_environments(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    assert 2 == main(["new", "reward", "short", "--kind", "tools"])
+    assert "--kind tools is for environments" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("episode", EPISODES)
 def test_a_new_environment_passes_its_check_as_a_file(
-    tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
+    episode: str, tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert 0 == main(["new", "environment", "ladder", "--json"])
+    assert 0 == main(["new", "environment", "ladder", "--kind", episode, "--json"])
     report = json.loads(capsys.readouterr().out)
     assert "quintain check ladder" in report["commands"]
     (file,) = Path(report["folder"]).glob("src/*/ladder.py")
 
-    status, rows = checked(capsys, f"{file}:Ladder", "--arg", "size=12")
+    status, rows = checked(capsys, f"{file}:Ladder", *(["--arg", "size=12"] if episode != "tools" else []))
 
     assert (0, {"ok", "skipped"}) == (status, {row["status"] for row in rows.values()})
     assert "skipped" == rows["manifest"]["status"]
@@ -172,8 +187,8 @@ def test_a_new_environment_passes_its_check_as_a_file(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_printed_command_works(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", NEW, ids=" ".join)
+def test_each_printed_command_works(words: tuple[str, ...], tmp_path: Path) -> None:
     """In a virtual environment that sees this one's packages, with pip's own installation."""
     site = tmp_path / "site"
     environ = {**os.environ, "PYTHONPATH": str(site), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -183,7 +198,8 @@ def test_each_printed_command_works(kind: str, tmp_path: Path) -> None:
         assert 0 == done.returncode, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    printed = json.loads(run(["quintain", "new", kind, "word-ladder", "--json"], tmp_path))
+    kind, *options = words
+    printed = json.loads(run(["quintain", "new", kind, "word-ladder", *options, "--json"], tmp_path))
     change, install, *rest = map(shlex.split, printed["commands"])
     folder = tmp_path / change[1]
     assert ["pip", "install", "-e", "."] == install

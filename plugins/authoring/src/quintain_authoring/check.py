@@ -56,10 +56,11 @@ def check(
 ) -> int:
     """Check the component NAME: an installed one, module:Attribute or path/to/file.py:Attribute.
 
-    Of an environment: its class, manifest, tasks (repeatable, also in another process, unique, disjoint, stored
-    unchanged), controls, odd replies, stored rollouts, repeatable episodes, 64 concurrent episodes, demonstrations, and
-    replies that may exploit its reward. Of a reward: scores that repeat and stay in range. Of an algorithm or hooks:
-    import, manifest and signatures. Exit status: 0 if all checks pass, 1 if one fails, 2 if there is nothing to check.
+    Of each kind: its manifest, and descriptions that are stale. Of an environment: its class, tasks (repeatable, also
+    in another process, unique, disjoint, stored unchanged), controls, odd replies, stored rollouts, repeatable
+    episodes, 64 concurrent episodes, demonstrations, and replies that may exploit its reward. Of a reward: scores that
+    repeat and stay in range. Of an algorithm or hooks: import and signatures. Exit status: 0 if all checks pass, 1 if
+    one fails, 2 if there is nothing to check.
 
     \b
     quintain check arithmetic
@@ -74,7 +75,7 @@ def check(
         raise UsageError(f"--env and --stateful are for rewards; {name!r} is of the kind {component.kind}")
     if component.kind in ("algorithm", "hooks") and settings:
         raise UsageError(f"--arg is for environments and rewards; {name!r} is of the kind {component.kind}")
-    rows = [check_manifest(component)]
+    rows = check_manifest(component)
     chosen = services_of(services, service_args)
     if component.kind == "environment":
         rows += check_environment(component, settings, chosen, tasks=tasks, episodes=episodes)

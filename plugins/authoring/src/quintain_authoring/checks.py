@@ -34,6 +34,7 @@ from quintain.training import (
 )
 
 from .class_checks import check_class
+from .descriptions import stale_description
 
 Status = Literal["ok", "failed", "warning", "skipped"]
 QUESTION = Task(prompt="What is 6 times 7?", answer="42")
@@ -82,8 +83,8 @@ def tried(name: str, call: Callable[[], str | None]) -> Check:
     return Check(name=name, status=status, message=message, seconds=round(time.perf_counter() - began, 3))
 
 
-def check_manifest(component: Component) -> Check:
-    """Whether the distribution of *component* has a manifest that lists it."""
+def check_manifest(component: Component) -> list[Check]:
+    """Whether the distribution of *component* has a manifest that lists it, and what that says is not stale."""
 
     def manifest() -> str:
         if component.origin == "local":
@@ -96,7 +97,10 @@ def check_manifest(component: Component) -> Check:
         others = [name for name in others if name != component.distribution]
         return f"{', '.join(others)} has the same name; users must write {component.id!r}" if others else ""
 
-    return tried("manifest", manifest)
+    row = tried("manifest", manifest)
+    if row.status in ("failed", "skipped"):
+        return [row]
+    return [row, tried("description", lambda: stale_description(component))]
 
 
 def check_environment(

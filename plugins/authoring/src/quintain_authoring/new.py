@@ -33,7 +33,7 @@ class Kind:
         group: of entry points.
         target: what the entry point names, with placeholders.
         exports: what the package exports.
-        summary: one line of the manifest.
+        summary: one line of the manifest; of an environment by `EPISODES`.
         requires: the dependency.
         next: commands that use it, after it was installed and tested.
     """
@@ -55,7 +55,7 @@ KINDS = {
         group="quintain.environments",
         target="{{package}}:{{class}}",
         exports='from .{{module}} import {{class}}, correct\n\n__all__ = ["{{class}}", "correct"]',
-        summary="Sums of two whole numbers.",
+        summary="",
         requires="quintain>=0.1",
         next=(
             "quintain check {{name}}",
@@ -96,6 +96,12 @@ KINDS = {
         next=("quintain check {{name}}", "quintain train --tracker {{name}} --dry-run"),
     ),
 }
+EPISODES = {
+    "single-turn": "Sums of two whole numbers.",
+    "multi-turn": "Count on in steps, a number per turn.",
+    "tools": "Look the price of an item up with a tool.",
+}
+"""Kinds of episodes of a new environment, the default first, with their summaries."""
 COMMON = {
     "pyproject.toml": "pyproject.toml",
     "README.md": "README.md",
@@ -104,24 +110,32 @@ COMMON = {
 """Files of every distribution, with their templates."""
 
 
-@click.command(epilog="\b\nExample: quintain new environment countdown")
+@click.command(epilog="\b\nExample: quintain new environment word-ladder --kind multi-turn")
 @click.argument("kind", type=click.Choice([*KINDS]))
 @click.argument("name")
+@click.option(
+    "--kind",
+    "episode",
+    type=click.Choice([*EPISODES]),
+    help="Episodes of an environment: one turn, several turns, or calls of a tool.  [default: single-turn]",
+)
 @click.option(
     "--folder", type=click.Path(path_type=Path, file_okay=False), help="Folder to write.  [default: ./DISTRIBUTION]"
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def new(kind: str, name: str, folder: Path | None, as_json: bool) -> None:
+def new(kind: str, name: str, episode: str | None, folder: Path | None, as_json: bool) -> None:
     """Write a distribution with a KIND of component called NAME: code, manifest, tests and README.
 
     It installs with pip, and passes its tests and `quintain check`. Then change the code to what you need. An existing
     folder is not overwritten.
     """
+    if episode and kind != "environment":
+        raise UsageError(f"--kind {episode} is for environments; leave it out for a new {kind}")
     check_name(kind, name)
     distribution = f"{KINDS[kind].prefix}{name.replace('_', '-')}"
     target = folder or Path(distribution)
     commands = next_commands(kind, name, target)
-    written = write(target, distribution_files(kind, name))
+    written = write(target, distribution_files(kind, name, episode or "single-turn"))
     if as_json:
         report = {"folder": str(target), "distribution": distribution, "files": written, "commands": commands}
         click.echo(json.dumps(report, indent=2))
@@ -157,9 +171,11 @@ def next_commands(kind: str, name: str, folder: Path) -> list[str]:
     ]
 
 
-def distribution_files(kind: str, name: str) -> dict[str, str]:
-    """The texts of the distribution, by path."""
+def distribution_files(kind: str, name: str, episode: str = "single-turn") -> dict[str, str]:
+    """The texts of the distribution, by path; *episode* is that of an environment."""
     about, module = KINDS[kind], name.replace("-", "_")
+    of_environment = kind == "environment"
+    summary, folder = (EPISODES[episode], f"{kind}/{episode}") if of_environment else (about.summary, kind)
     distribution = f"{about.prefix}{name.replace('_', '-')}"
     values = {
         "kind": kind,
@@ -172,7 +188,8 @@ def distribution_files(kind: str, name: str) -> dict[str, str]:
         "class": "".join(word.capitalize() for word in module.split("_")),
         "component_kind": about.component,
         "group": about.group,
-        "summary": about.summary,
+        "summary": summary,
+        "tags": json.dumps(["example", *([episode] if of_environment else [])]),
         "requires": about.requires,
         "target": about.target,
         "source": "src/{{package}}/{{module}}.py",
@@ -185,14 +202,14 @@ def distribution_files(kind: str, name: str) -> dict[str, str]:
         return text
 
     own = {
-        "src/{{package}}/{{module}}.py": f"{kind}/component.py",
-        "tests/test_{{module}}.py": f"{kind}/test_component.py",
+        "src/{{package}}/{{module}}.py": f"{folder}/component.py",
+        "tests/test_{{module}}.py": f"{folder}/test_component.py",
     }
     templates = files("quintain_authoring") / "templates"
     texts = {
         path: (templates / f"{template}.tmpl").read_text(encoding="utf-8") for path, template in (COMMON | own).items()
     }
-    head = f'"""{about.summary}"""\n'
+    head = f'"""{summary}"""\n'
     texts["src/{{package}}/__init__.py"] = head + (f"\n{about.exports}\n" if about.exports else "")
     return {filled(path): filled(text) for path, text in sorted(texts.items())}
 
