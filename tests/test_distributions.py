@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -41,6 +42,34 @@ def test_metadata_is_complete(member: Path) -> None:
     # Without the marker, mypy takes all that is imported from it for Any.
     assert list(member.glob("core/*/py.typed" if member == ROOT else "src/*/py.typed"))
     assert metadata["name"] in (member / metadata["readme"]).read_text()
+
+
+IMPORTED_AS = {"mlflow-skinny": "mlflow"}
+"""Packages whose module has another name."""
+IMPORT_ALL = """
+import json, sys
+from importlib import import_module
+extras, packages = map(json.loads, sys.argv[1:])
+sys.modules.update(dict.fromkeys(extras))  # as if they were not installed
+for package in packages:
+    import_module(package)
+"""
+
+
+def test_packages_are_imported_without_their_extras() -> None:
+    """What only an extra installs is imported when it is used, so that a plugin without it can be listed and say so."""
+    members = [m for m in MEMBERS if "optional-dependencies" in (p := project(m)) and p["name"] != "quintain"]
+    members = [m for m in members if "quintain[train]>=0.1" not in project(m)["dependencies"]]  # torch takes seconds
+    optional = [project(member) for member in members]
+    names = {re.split("[^a-z0-9-]", r)[0] for p in optional for rs in p["optional-dependencies"].values() for r in rs}
+    required = {re.split("[^a-z0-9-]", r)[0] for p in optional for r in p["dependencies"]}
+    extras = sorted(IMPORTED_AS.get(name, name) for name in names - required if not name.startswith("quintain"))
+    assert {"datasets", "docker", "wandb"} <= set(extras)
+
+    packages = [file.parent.name for member in members for file in member.glob("src/*/__init__.py")]
+    command = [sys.executable, "-c", IMPORT_ALL, json.dumps(extras), json.dumps(packages)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert 0 == done.returncode, done.stderr
 
 
 def test_citation_has_the_version() -> None:

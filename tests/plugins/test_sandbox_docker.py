@@ -345,3 +345,14 @@ def test_a_runtime_that_the_engine_does_not_list_is_a_mistake_of_the_recipe() ->
     """The error lists what there is; no retry can help."""
     with pytest.raises(UsageError, match=r"docker\.runtime is 'kata'; the engine lists crun, runc"):
         docker_provider._runtime("kata", {"Runtimes": {"runc": {}, "crun": {}}}, False)
+
+
+def test_without_its_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use says what to install; the import of the plugin needs nothing of it."""
+    monkeypatch.delitem(sys.modules, "quintain_sandbox.engine", raising=False)
+    monkeypatch.setitem(sys.modules, "docker", None)
+
+    with pytest.raises(
+        InfrastructureError, match=r"needs the package 'docker'; pip install \"quintain-sandbox\[docker\]"
+    ):
+        asyncio.run(Docker(slots=1).__aenter__())

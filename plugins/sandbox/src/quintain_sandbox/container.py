@@ -23,14 +23,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
 from quintain import InfrastructureError
 
 from .cgroups import Counters
-from .engine import Engine
 from .launcher import write_all
 from .opened import Box, EndedBy, Finish
 from .program import HOME, Program, Usage
+
+if TYPE_CHECKING:
+    from .engine import Engine  # needs the extra
 
 WAITER = ["/bin/sh", "-c", f'mkdir {HOME} && cd {HOME} && IFS= read -r q && eval "$q"']
 """The first process of a container."""
