@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from quintain import LimitReached, Sampling
 from quintain.errors import UsageError
 from quintain_schedules.presets import Areal, OneStepOff, Pipeline
 from quintain_vllm import CanaryError, SleepUnsupportedError, VLLMServer
+from quintain_vllm.server import _check_flags
 from quintain_vllm.transports import File
 
 from ..core.models import tiny_model
@@ -110,6 +112,19 @@ def test_a_second_engine_uses_the_url(running: Running) -> None:
     finally:
         other.close()
     running.do(running.engine.update(Other(running.model, 0)))
+
+
+def test_a_server_with_other_log_probs_or_versions_is_refused(running: Running) -> None:
+    """vLLM's defaults: log-probs before the temperature, and steps that are scheduled before the last one ended."""
+    info = json.loads(running.do(running.engine._request("GET", "server_info", config_format="json")))
+    _check_flags(info)
+    config = info["vllm_config"]
+    config["scheduler_config"]["async_scheduling"] = True
+    with pytest.raises(UsageError, match=r"start it with --no-async-scheduling"):
+        _check_flags(info)
+    config["model_config"]["logprobs_mode"] = "raw_logprobs"
+    with pytest.raises(UsageError, match=r"--logprobs-mode processed_logprobs .* and --no-async-scheduling"):
+        _check_flags(info)
 
 
 @pytest.mark.parametrize("schedule", [Areal(), Pipeline()])

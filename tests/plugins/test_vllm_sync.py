@@ -17,6 +17,7 @@ from quintain.errors import UsageError
 from quintain.learning import ModuleWeights
 from quintain_schedules.presets import Areal, OneStepOff, Pipeline
 from quintain_vllm import CanaryError, VLLMEngine, WeightSyncError
+from quintain_vllm.arguments import engine_args
 from quintain_vllm.transports import File, Memory
 
 from ..core.models import tiny_model
@@ -220,6 +221,19 @@ def test_adapters_are_exact(alone: bool) -> None:
                 running.do(running.engine.update(Other(model, 3)))
     finally:
         running.close()
+
+
+def test_log_probs_before_the_temperature_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1 they are the same."""
+
+    def raw(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**engine_args(*args, **kwargs), "logprobs_mode": "raw_logprobs"}
+
+    monkeypatch.setattr("quintain_vllm.base.engine_args", raw)
+    with pytest.raises(CanaryError):
+        Running(tiny_model(hidden=128))
+    with pytest.raises(UsageError, match="options.logprobs_mode is set by the engine"):
+        VLLMEngine.sharing(tiny_model(), TOKENIZER, options={"logprobs_mode": "raw_logprobs"})
 
 
 def test_adapters_alone_need_adapters() -> None:

@@ -331,9 +331,10 @@ class SyncedEngine(TokenEngine):
         module = self._reference.module(weights)
         expected = forward_log_probs(module, ids)
         difference = 0.0
-        for _ in range(2):
-            following = await self._generate(ids, {**_ONE, "logprobs": 0})
-            difference = max(difference, abs(following.logps[0] - float(expected[-1, following.ids[0]])))
+        for temperature in (1.0, 0.5):  # vLLM may be set to report log-probs before the temperature
+            following = await self._generate(ids, {**_ONE, "temperature": temperature, "logprobs": 0})
+            own = (expected[-1] / temperature).log_softmax(-1)[following.ids[0]]
+            difference = max(difference, abs(following.logps[0] - float(own)))
         logps = await self.score(ids, 1)
         pairs = zip(logps, expected[range(len(ids) - 1), list(ids[1:])].tolist(), strict=True)
         difference = max(difference, *(abs(a - b) for a, b in pairs))

@@ -110,6 +110,8 @@ class VLLMServer(SyncedEngine):
                 seconds = self.settings.start_timeout
                 raise RunError(f"no server of vLLM answers at {self._url} after {seconds:g} s{self._log_tail()}")
             await asyncio.sleep(0.2)
+        if self.settings.url:
+            _check_flags(json.loads(await self._request("GET", "server_info", config_format="json")))
         await self._post("update_weight_version", {"new_version": str(self.version)})
         models = json.loads(await self._request("GET", "v1/models"))["data"]
         self._model = models[0]["id"]
@@ -313,6 +315,20 @@ def server_command(args: Mapping[str, Any], port: int) -> list[str]:
         elif value is not None:
             command += [flag, json.dumps(value) if isinstance(value, Mapping | list) else str(value)]
     return command
+
+
+def _check_flags(info: Mapping[str, Any]) -> None:
+    """Raise a `UsageError` if a server that was started elsewhere reports other log-probs or versions than those of the
+    tokens.
+    """
+    config = info["vllm_config"]
+    wrong = []
+    if config["model_config"]["logprobs_mode"] != "processed_logprobs":
+        wrong.append("--logprobs-mode processed_logprobs (else log-probs are those before the temperature)")
+    if config["scheduler_config"]["async_scheduling"]:
+        wrong.append("--no-async-scheduling (else the last tokens before an update have the version after it)")
+    if wrong:
+        raise UsageError(f"the server of vLLM runs with other settings; start it with {' and '.join(wrong)}")
 
 
 def _answer_of(answer: Mapping[str, Any], prompt: Sequence[int], asked: Sequence[int] | None) -> Answer:

@@ -14,6 +14,8 @@ from quintain.errors import UsageError
 
 SLOTS = 64
 """Sequences decoded at once by default."""
+OWN_OPTIONS = ("async_scheduling", "logprobs_mode", "weight_transfer_config", "worker_extension_cls")
+"""Fields of ``vllm.EngineArgs`` on which log-probs, versions and weight updates depend."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -33,7 +35,7 @@ class Settings:
         sleep_mode: free the engine's memory on the GPU while the learner updates; see `SyncedEngine.sleep`.
         sleep_level: 1 moves the weights to the host meanwhile, 2 drops them.
         options: further fields of ``vllm.EngineArgs``, such as ``gpu_memory_utilization``, ``quantization``,
-            ``speculative_config``, ``tensor_parallel_size`` or ``enforce_eager``.
+            ``speculative_config``, ``tensor_parallel_size`` or ``enforce_eager``; not those of `OWN_OPTIONS`.
 
     Raises:
         UsageError: a setting is out of range.
@@ -52,6 +54,10 @@ class Settings:
     def __post_init__(self) -> None:
         if self.slots < 1:
             raise UsageError(f"slots is {self.slots}; expected at least 1")
+        if own := sorted({*OWN_OPTIONS} & {*self.options}):
+            raise UsageError(
+                f"options.{own[0]} is set by the engine: log-probs or versions would be wrong; leave it out"
+            )
         if self.adapters and self.sleep_level == 2:
             raise UsageError("sleep_level is 2, which drops the frozen weights, and adapters is true: set it to 1")
 
