@@ -12,7 +12,7 @@ from aiohttp import web
 
 from quintain.registry.lookup import isolated
 
-from ..core.test_evaluate import Doubling, called
+from ..core.evaluations import Doubling, called
 from .http_kit import in_thread, openai_server
 
 
