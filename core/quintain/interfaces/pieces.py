@@ -207,6 +207,8 @@ def _over_groups(function: Callable[..., Any]) -> Callable[..., Any]:
         values = [0.0] * len(step.rewards)
         for indices in step.groups:
             of_group = function([step.rewards[i] for i in indices], **args)
+            if of_group is None or len(of_group) != len(indices):
+                raise UsageError(f"advantage {function.__name__} gave {of_group!r} for {len(indices)} rewards")
             for i, value in zip(indices, of_group, strict=True):
                 values[i] = float(value)
         return values
@@ -224,9 +226,7 @@ advantage = _decorator(
     reads=(),
 )
 per_group = _decorator(
-    "advantage",
-    """An advantage that maps one group: ``f(rewards: Sequence[float], ...)`` returns a value per reward.""",
-    adapt=_over_groups,
+    "advantage", "An advantage of one group: ``f(rewards, ...)`` returns a number per reward.", adapt=_over_groups
 )
 objective = _decorator(
     "objective",

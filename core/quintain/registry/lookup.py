@@ -157,7 +157,7 @@ def _own(error: ModuleNotFoundError, component: Component) -> bool:
 def _failure_of_file(component: Component, error: BaseException) -> str:
     failed = f"{component} cannot be loaded: {said_by(error)}"
     if not isinstance(error, ModuleNotFoundError):
-        return failed
+        return failed + (". Fix: name a file of a package as module:Attribute" if "relative import" in failed else "")
     if place_of(error) or not _own(error, component):
         return f"{failed}. Fix: install what provides the module {error.name!r}, or correct its name"
     if near := nearest(component.module, (p.stem for p in Path().glob("*.py"))):

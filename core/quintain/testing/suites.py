@@ -176,8 +176,7 @@ class EnvironmentSuite(_Suite):
     def test_tasks_survive_storage(self) -> None:
         for split in self.splits:
             for task in self.tasks(split):
-                stored = Rollout(task=task).to_json()
-                back = Rollout.from_json(stored, type(task), type(None)).task
+                back = Rollout.from_json(Rollout(task=task).to_json(), type(task)).task
                 where = "" if back == task else difference(task, back, "task")
                 assert back == task, f"task {task.id} changes when stored as JSON: {where}"
 
@@ -213,13 +212,13 @@ class EnvironmentSuite(_Suite):
     def test_episodes_are_reproducible(self) -> None:
         first, second = (self.play(_babbler(), group_size=2) for _ in range(2))
         for a, b in zip(first, second, strict=True):
-            assert _played(a) == _played(b), f"one seed gave two episodes of task {a.task.id}: use agent.rng"
+            _assert_same(a, b, "one seed gave two episodes", "use agent.rng")
 
     def test_concurrent_episodes_do_not_mix(self) -> None:
         alone = self.play(_babbler(), group_size=2)
         together = self.play(_babbler(delay=0.002), group_size=2, concurrency=2 * self.episodes)
         for a, b in zip(alone, together, strict=True):
-            assert _played(a) == _played(b), f"task {a.task.id} goes otherwise beside others: keep state in locals"
+            _assert_same(a, b, "it goes otherwise beside others", "keep state in locals, report none of a service")
 
     def test_demonstrations_are_usable(self) -> None:
         for shown in itertools.islice(self.build().demonstrations(self.splits[0]), self.sample):
@@ -274,9 +273,9 @@ class RewardSuite(_Suite):
             pytest.skip("the reward keeps a state on purpose: repeatable = False")
         cases = self._cases()
         first = self.scores(cases)
-        assert self.scores(cases) == first
+        assert self.scores(cases) == first, "a second call scores differently; repeatable = False allows a state"
         stored = [Rollout.from_json(r.to_json(), type(r.task), type(r.result)) for r in cases]
-        assert self.scores(stored) == first
+        assert self.scores(stored) == first, "a rollout that was stored scores differently"
         if not self.reward.group:
             together = self.run(self.reward.score_all(cases, RewardContext(services=self._started)))
             assert together == first, "a rollout scores differently beside others"
@@ -315,8 +314,9 @@ def _babbler(delay: float = 0.0) -> ScriptedEngine:
     return ScriptedEngine(replies=babble, delay=delay)
 
 
-def _played(rollout: Rollout[Any, Any]) -> Rollout[Any, Any]:
-    return rollout.replace(seconds=0.0)
+def _assert_same(a: Rollout[Any, Any], b: Rollout[Any, Any], fault: str, fix: str) -> None:
+    where = difference(a.replace(seconds=0.0), b.replace(seconds=0.0), "rollout")
+    assert not where, f"task {a.task.id}: {fault}: {where}; {fix}"
 
 
 def _task_ids(packed: bytes, split: str, n: int) -> list[str]:

@@ -151,8 +151,8 @@ class Rollout(Generic[T, R]):
 
     @staticmethod
     def from_json(data: Mapping[str, Any], task: type[Task] = Task, result: Any = Any) -> Rollout[Any, Any]:
-        """Rebuild from `to_json`, with the types of task and result that the environment uses."""
-        of_these_types = Rollout.__class_getitem__((task, result))  # type: ignore[attr-defined]
+        """Rebuild from `to_json`, with the types of task and result that the environment uses; it may lack a result."""
+        of_these_types = Rollout.__class_getitem__((task, result | None))  # type: ignore[attr-defined]
         rollout: AnyRollout = type_adapter(of_these_types).validate_python(data)
         return rollout
 

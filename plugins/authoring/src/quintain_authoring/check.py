@@ -13,6 +13,7 @@ from quintain.cli import Component, Count, current, services_of
 from quintain.errors import UnknownNameError, UsageError
 
 KINDS = ("environment", "reward", "algorithm", "hooks")
+CHECKED = f"kinds that can be checked: {', '.join(KINDS)}"
 COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "magenta"}
 
 
@@ -110,14 +111,17 @@ def find(name: str, kind: str | None) -> Component:
         raise UsageError(f"{name!r} is of the kinds {', '.join(matches)}; choose with --kind")
     if not matches:
         known = [c.name for k in KINDS for c in registry.components(k)]
-        hint = f"Install its distribution first (pip install -e .). Kinds that can be checked: {', '.join(KINDS)}"
+        if other := [c for c in registry.components() if name in (c.name, c.id)]:
+            doctor = f"; `quintain doctor {other[0].distribution}` imports it"
+            raise UsageError(f"{name!r} is of the kind {other[0].kind}; {CHECKED}{doctor}")
+        hint = f"Install its distribution first (pip install -e .); `quintain doctor` names faults in one; {CHECKED}"
         raise UnknownNameError.of("component", name, known, hint)
     return registry.find(matches[0], name)
 
 
 def kind_of(value: Any, name: str) -> str:
     """The kind of an object in a file or module."""
-    from types import ModuleType
+    from types import FunctionType, ModuleType
 
     from quintain import Algorithm, Environment, Reward
 
@@ -128,7 +132,10 @@ def kind_of(value: Any, name: str) -> str:
             return kind
     if any(name.startswith("quintain_on_") for name in dir(value)):  # a tracker
         return "hooks"
-    raise UsageError(f"{name!r} is a {type(value).__name__}; expected an environment, a reward, an algorithm or hooks")
+    fix = "; if it is a reward, write `@reward` above its `def`" if isinstance(value, FunctionType) else ""
+    raise UsageError(
+        f"{name!r} is a {type(value).__name__}; expected an environment, a reward, an algorithm or hooks{fix}"
+    )
 
 
 def fields(pairs: Sequence[str]) -> dict[str, Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -18,10 +20,10 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from quintain import Environment, Message, Reward, Rollout, Task
+from quintain import Environment, Group, Message, Reward, Rollout, Task
 from quintain.cli import Component, current, services_of, signature_of
-from quintain.errors import PluginError, QuintainError
-from quintain.evaluation import ControlEngine
+from quintain.errors import PluginError, QuintainError, UsageError
+from quintain.evaluation import ControlEngine, rescore
 from quintain.testing import EnvironmentSuite, RewardSuite, ScriptedEngine, rollout
 from quintain.training import (
     BY_OPTION,
@@ -79,8 +81,14 @@ def tried(name: str, call: Callable[[], str | None]) -> Check:
     except QuintainError as e:
         status, message = "failed", str(e)
     except Exception as e:  # noqa: BLE001 - an author's code may raise anything
-        status, message = "failed", f"{type(e).__name__}: {e}"
+        status, message = "failed", described(e)
     return Check(name=name, status=status, message=message, seconds=round(time.perf_counter() - began, 3))
+
+
+def described(error: Exception) -> str:
+    """Type and message of *error*, and file and line that raised it."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
 
 
 def check_manifest(component: Component) -> list[Check]:
@@ -108,7 +116,13 @@ def check_environment(
 ) -> list[Check]:
     """The checks of an environment."""
     loaded = current().resolve(component)
-    first = tried("class", lambda: check_class(loaded))
+
+    def its_class() -> None:
+        if not (isinstance(loaded, type) and issubclass(loaded, Environment)):
+            raise PluginError(f"it is {loaded!r:.80}; expected a subclass of quintain.Environment")
+        check_class(loaded)
+
+    first = tried("class", its_class)
     if first.status == "failed":
         return [first]
     spec = resolve_environment_table(EnvironmentTable(use=component.name if ":" in component.name else component.id))
@@ -133,7 +147,7 @@ def check_environment(
             started(cls, {**with_workers, **services}, slots)
 
     Suite.args, Suite.episodes = args, episodes
-    own = [("replies that may exploit the reward", lambda suite: probes(suite))]
+    own = [("each turn follows a message", first_messages), ("replies that may exploit the reward", probes)]
     return [first, *suite_checks(Suite, own)]
 
 
@@ -203,6 +217,13 @@ def check_reward(
         def _cases(self) -> list[Rollout[Any, Any]]:
             return self.played
 
+        def test_scores_repeat(self) -> None:
+            try:
+                super().test_scores_repeat()
+            except AssertionError as e:
+                said = str(e).partition("\n")[0]
+                raise AssertionError(f"{said} (`quintain check --stateful`)") from e
+
     def all_scored(suite: Any) -> None:
         for played in suite.played:
             try:
@@ -211,7 +232,26 @@ def check_reward(
                 fix = "" if spec else "; for a reward that reads a result or a task of its own give --env ENVIRONMENT"
                 raise AssertionError(f"the reply {played.reply!r:.80} breaks it: {e}{fix}") from e
 
-    return suite_checks(Suite, [("scores every rollout", all_scored)], only=("repeat", "range"))
+    own: list[tuple[str, Callable[[Any], str | None]]] = [("scores every rollout", all_scored)]
+    if scored.group:
+        own.append(("scores each rollout of a group", groups_scored))
+    return suite_checks(Suite, own, only=("repeat", "range"))
+
+
+def groups_scored(suite: Any) -> None:
+    """Score the rollouts of each task together, as a group reward gets them."""
+
+    class Judged(Environment[Any, Any]):
+        reward = suite.reward
+
+    groups: dict[str, list[Rollout[Any, Any]]] = {}
+    for played in suite.played:
+        groups.setdefault(played.task.id, []).append(played)
+    for rollouts in groups.values():
+        group = Group(task=rollouts[0].task, rollouts=tuple(rollouts))
+        for scored in suite.run(rescore(Judged(), group, suite._started)).rollouts:
+            failure = f"a group of {len(rollouts)} rollouts breaks it: {scored.termination.reason}"
+            assert scored.outcome is not None, failure
 
 
 def check_algorithm(component: Component) -> list[Check]:
@@ -237,15 +277,42 @@ def check_algorithm(component: Component) -> list[Check]:
         )
         try:
             terms = loaded.objective(inputs)
-        except (QuintainError, AttributeError, TypeError) as e:
-            pytest.skip(f"its objective needs more than log-probs and advantages ({e})")
+        except (QuintainError, AttributeError, TypeError, AssertionError) as e:
+            pytest.skip(f"its objective needs more than log-probs and advantages ({described(e)})")
         terms = terms[0] if isinstance(terms, tuple) else terms
+        assert terms.dim(), "the objective returns one number; expected the loss of each term, not reduced"
+        assert terms.requires_grad, "the objective does not depend on t.logp, so that it has no gradient"
         (gradient,) = torch.autograd.grad(terms.sum(), logp)
         assert bool(torch.isfinite(terms).all()), "the objective is not finite for log-ratios of about 0.3"
         assert bool(torch.isfinite(gradient).all()), "the gradient of the objective is not finite"
         assert bool(gradient.abs().sum() > 0), "the gradient of the objective is 0 for every token"
 
-    return [tried("record", record), tried("objective is finite and has a gradient", objective)]
+    return [
+        tried("record", record),
+        tried("advantages are finite, one per sample", lambda: advantages(loaded)),
+        tried("objective is finite and has a gradient", objective),
+    ]
+
+
+def advantages(algorithm: Any) -> None:
+    """Compute the advantages of two groups of samples without tokens."""
+    from quintain.learning import Batch, Sample, Step
+
+    piece = algorithm.advantage
+    if piece.needs:
+        pytest.skip(f"its advantage needs {', '.join(piece.needs)}")
+    samples = tuple(Sample(sequences=(), outcome=r, group=i // 4) for i, r in enumerate((0.0, 1.0, 0.0, 0.5) * 2))
+    step = Step(batch=Batch(samples=samples), rewards=tuple(s.total for s in samples))
+    try:
+        values = piece(step, state=None)[0] if piece.stateful else piece(step)
+    except UsageError:
+        raise
+    except Exception as e:  # noqa: BLE001 - one that reads tokens may raise anything here
+        pytest.skip(f"its advantage needs more than rewards ({described(e)})")
+    values = values[0] if isinstance(values, tuple) else values
+    if not hasattr(values, "dim"):  # a tensor is of tokens
+        assert len(values) == len(samples), f"{piece!r} gave {len(values)} values for {len(samples)} samples"
+        assert all(map(math.isfinite, values)), f"{piece!r} gave {values!r}; expected finite numbers"
 
 
 def check_hooks(component: Component) -> list[Check]:
@@ -275,15 +342,25 @@ def suite_checks(
         with suppress(Exception):
             kind.teardown_class()
         return [start]
-    suite = kind()
+    suite, rows = kind(), []
     names = dict.fromkeys(name for base in reversed(kind.__mro__) for name in vars(base) if name.startswith("test_"))
     wanted = [name for name in names if not only or any(word in name for word in only)]
     try:
-        rows = [tried(title_of(name, suite), getattr(suite, name)) for name in wanted]
+        for name in wanted:
+            rows.append(tried(title_of(name, suite), getattr(suite, name)))
+            if name == "test_every_split_has_tasks" and rows[-1].status == "failed" and not playable(suite):
+                return [*rows, Check(name="all other checks", status="skipped", message="they need tasks")]
         rows += [tried(name, lambda call=call: call(suite)) for name, call in own]  # type: ignore[misc]
     finally:
         kind.teardown_class()
     return rows
+
+
+def playable(suite: EnvironmentSuite) -> bool:
+    """Whether the split that is played has tasks."""
+    with suppress(Exception):
+        return isinstance(next(iter(suite.tasks(suite.splits[0], 1))), Task)
+    return False
 
 
 def title_of(test: str, suite: Any) -> str:
@@ -305,6 +382,21 @@ async def rollouts_of(
         requests = [RolloutRequest(environment=environment, task=t, group_size=1, index=i) for i, t in enumerate(tasks)]
         played += [r for group in await run_groups(requests, context) for r in group.rollouts if r.turns]
     return played
+
+
+def first_messages(suite: EnvironmentSuite) -> None:
+    """Refuse a turn of a player that has no message yet, which a chat template cannot render."""
+    counts: list[int] = []
+
+    def counted(messages: Sequence[Message], rng: Any) -> str:
+        counts.append(len(messages))
+        return ""
+
+    suite.play(ScriptedEngine(replies=counted))
+    if 0 in counts:
+        raise AssertionError("a turn begins without a message; call agent.user(task.prompt) before it")
+    if not counts:
+        raise AssertionError("no episode takes a turn; `await agent.turn()` or `await agent.run(...)` in `rollout`")
 
 
 def probes(suite: EnvironmentSuite) -> str:

@@ -178,7 +178,7 @@ async def compared(
             entry = known.get(data["environment"]) or only
             if entry is None:
                 raise RunError(f"the recipe has no environment {data['environment']!r}, but a stored rollout is of it")
-            groups[step, data["group"]].append(Rollout.from_json(data, *entry[1:]))
+            groups[step, data["group"]].append(restored(data, *entry[1:]))
         for (step, _), rollouts in groups.items():
             valid = [r for r in rollouts if r.outcome is not None]
             if not valid:
@@ -190,6 +190,22 @@ async def compared(
             add(result, step, valid, again)
     finish(result)
     return result
+
+
+def restored(data: Mapping[str, Any], task: Any, result: Any) -> Rollout[Any, Any]:
+    """A stored rollout.
+
+    Raises:
+        RunError: its task or result is not of the types that the environment has now.
+    """
+    try:
+        return Rollout.from_json(data, task, result)
+    except ValueError as e:
+        where, *reasons = (line.strip() for line in str(e).splitlines()[1:])
+        raise RunError(
+            f"a rollout of {data['environment']!r} was stored with another task or result than the environment has: "
+            f"{where}: {'; '.join(reasons[:1])}; use the code that the run had"
+        ) from e
 
 
 def types_of(environment: Environment[Any, Any]) -> tuple[Any, Any]:
