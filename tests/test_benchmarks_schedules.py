@@ -47,8 +47,8 @@ def test_timers_fire_in_their_order_without_waiting(simulated: Any) -> None:
     assert [at for _, at in fired] == pytest.approx([60, 600, 3600])
 
 
-def test_computation_in_a_thread_takes_its_costs_beside_the_loop(simulated: Any) -> None:
-    """While the learner computes for 5 s the loop goes on: the sleep of 3 s ends first, both after 5 s."""
+def test_computation_in_a_thread_takes_its_costs_while_the_loop_runs(simulated: Any) -> None:
+    """While the learner computes for 5 s the loop continues: the sleep of 3 s ends first, both after 5 s."""
 
     async def main() -> tuple[float, float]:
         loop = asyncio.get_running_loop()
@@ -74,7 +74,7 @@ def test_an_error_in_a_thread_arrives(simulated: Any) -> None:
 
 
 def test_two_runs_have_equal_metrics_and_wait_leaves_nothing_out(benchmark: Any, simulated: Any) -> None:
-    """Calls of up to 20 s beside updates of 0.05 s: the preset leaves slow groups out, `wait` waits for them."""
+    """Calls of up to 20 s next to updates of 0.05 s: the preset leaves slow groups out, `wait` waits for them."""
     from benchmarks import shapes
 
     def run(schedule: str) -> list[dict[str, Any]]:

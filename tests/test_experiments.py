@@ -57,7 +57,7 @@ def test_a_study_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_page_stands_on_a_full_run(name: str) -> None:
+def test_a_page_has_the_results_of_a_full_run(name: str) -> None:
     """Each study that is written up has its figure and numbers from at least five seeds (or what it says) beside it."""
     page = PAGES / f"{name}.md"
     if not page.exists():

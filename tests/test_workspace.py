@@ -76,7 +76,7 @@ def test_core_names_the_plugins_that_bring_commands_and_algorithms() -> None:
         assert {key for key in PLUGINS if key[0] == kind} == {key for key in declared if key[0] == kind}
 
 
-def test_version_stands_in_two_places() -> None:
+def test_version_is_in_two_places() -> None:
     """`quintain.__version__` is the distribution's."""
     assert PROJECT["project"]["version"] == __version__
 

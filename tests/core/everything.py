@@ -137,7 +137,7 @@ def settings(**changes: Any) -> Recipe:
 
 
 def played(place: Path, recipe: Recipe) -> tuple[list[Record], str, Mapping[str, Any]]:
-    """The metrics of a run, what it showed, and its summary; where *place* holds one, it goes on."""
+    """The metrics of a run, what it showed, and its summary; where *place* holds one, it resumes."""
     screen = io.StringIO()
     with RunFolder.open(place) if place.exists() else RunFolder.create(place, recipe.to_toml()) as folder:
         summary = run_training(recipe, folder, Screen(screen))

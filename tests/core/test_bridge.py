@@ -101,8 +101,8 @@ def test_sources_of_a_prompt() -> None:
     assert {"behello", "42"} == {by_source[TokenSource.PROMPT], by_source[TokenSource.TOOL]}
 
 
-def test_plain_template_goes_on_where_it_stopped() -> None:
-    """For base models: the stop string belongs to what was sampled, and the next prompt goes on from it."""
+def test_plain_template_continues_where_it_stopped() -> None:
+    """For base models: the stop string belongs to what was sampled, and the next prompt continues it."""
 
     class Plain(ByteTokenizer):
         stops = PLAIN_STOPS

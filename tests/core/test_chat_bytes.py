@@ -66,7 +66,7 @@ def test_encoding_is_additive(a: str, b: str) -> None:
 
 
 @given(MESSAGES, st.text(st.characters(codec="utf-8"), max_size=8))
-def test_history_goes_on_where_the_prompt_stopped(messages: list[Message], said: str) -> None:
+def test_history_continues_where_the_prompt_stopped(messages: list[Message], said: str) -> None:
     """What makes transcripts linear: prompt + what was said is how the next prompt begins."""
     spoken = [*messages, Message("assistant", said)]
     assert TOKENIZER.render(spoken, prompt=False) == TOKENIZER.render(messages) + said + "<|im_end|>\n"

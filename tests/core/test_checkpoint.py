@@ -79,7 +79,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_going_on_equals_never_having_stopped(folder: RunFolder, kind: str) -> None:
+def test_resuming_equals_never_having_stopped(folder: RunFolder, kind: str) -> None:
     original = learner(kind=kind)
     original.step(batch(1))
     torch.manual_seed(5)

@@ -119,7 +119,7 @@ def test_eval_reads_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
         (["refereed", "-e", "@oracle", "--service", "referee=evn"], "did you mean 'even'"),
     ],
 )
-def test_eval_says_what_to_mend(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+def test_eval_says_what_to_fix(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     status, out, err = called(capsys, *argv)
     assert (status, out) == (2, "")
     assert message in err and "Traceback" not in err

@@ -154,7 +154,7 @@ def test_an_engine_that_shares_nothing_is_made_of_its_own_arguments() -> None:
         (["--dry-run"], "leave out --dry-run"),
     ],
 )
-def test_resume_stands_alone(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+def test_resume_takes_no_other_option(capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
     status, out, err = called(capsys, "--resume", "one", *argv)
     assert (status, out) == (2, "") and message in err
 

@@ -137,7 +137,7 @@ def test_without_resampling_rejected_groups_are_missing() -> None:
 
 
 @pytest.mark.parametrize("resample", ["dynamic", "active"])
-def test_a_step_gives_up_and_goes_on_with_what_it_has(resample: Any) -> None:
+def test_a_step_stops_refilling_and_trains_on_what_it_has(resample: Any) -> None:
     """No more than attempts batches of groups are tried."""
     seed = next(s for s in itertools.count() if 0 < len(one_by_one(s, 4, 2, 2)[1]) < 4)
     found = filled(SamplingPlan(resample=resample, attempts=2), 4, 2, run_seed=seed)

@@ -97,7 +97,7 @@ def test_environments_that_break(fault: str, error: type[Exception], words: str)
 
 @given(st.integers(0, 40), st.integers(0, 40))
 @settings(max_examples=20, deadline=None)
-def test_going_on_from_a_state_picks_what_would_have_come(before: int, after: int) -> None:
+def test_a_restored_state_picks_what_would_have_come(before: int, after: int) -> None:
     def make() -> Curriculum:
         return Curriculum([Finite(size=7), Endless(), Repeating()], weights=[1, 2, 0.5], seed=3)
 

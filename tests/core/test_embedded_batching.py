@@ -275,7 +275,7 @@ def test_weights_can_be_given_as_tensors(tmp_path: Any) -> None:
     assert engine.version == 3
 
 
-def test_a_running_sequence_goes_on_under_new_weights() -> None:
+def test_a_running_sequence_continues_under_new_weights() -> None:
     model = tiny_model()
     engine = engine_of(model)
 

@@ -63,7 +63,7 @@ def test_parts_of_the_reward_are_reported_where_there_are_several() -> None:
     assert {"split": share, "split.wrong": 1 - share} == pytest.approx(parted.metrics)
 
 
-def test_the_same_seed_gives_the_same_evaluation_whatever_runs_beside_it() -> None:
+def test_the_same_seed_gives_the_same_evaluation_at_any_concurrency() -> None:
     def replies(**settings: Any) -> list[str]:
         return [r.reply for r in measured(Doubling(), samples=4, **settings).rollouts]
 

@@ -146,7 +146,7 @@ def test_settings_refuse(make: Any, settings: dict[str, Any], reason: str) -> No
         ("correction = 'tis'\nratio_to = 'mu'", UsageError, "already holds the mismatch"),
     ],
 )
-def test_a_recipe_is_told(text: str, error: type[Exception], reason: str) -> None:
+def test_a_recipe_is_refused_with_the_reason(text: str, error: type[Exception], reason: str) -> None:
     """As ``[algorithm.args]`` of grpo."""
     with pytest.raises(error) as refused:
         bind(ALGORITHMS["grpo"], tomllib.loads(text), who="[algorithm]")

@@ -192,7 +192,7 @@ def test_pass_at_k_is_there_where_tasks_were_sampled_several_times() -> None:
     assert "pass@2" not in held_out([a, few], [1.0, 1.0])
 
 
-def test_environments_are_told_apart_where_there_are_several() -> None:
+def test_several_environments_have_metrics_of_their_own() -> None:
     m = step_metrics([group(rollout(1.0)), group(rollout(0.0), environment="b")])
     assert (m["environment.a.success"], m["environment.b.success"]) == (1, 0)
     assert not any(k.startswith("environment.") for k in step_metrics([group(rollout())]))

@@ -340,7 +340,7 @@ def test_fp16_trains() -> None:
     assert grads[0].norm() == pytest.approx(float(grads[1].norm()), rel=0.02)
 
 
-def test_an_overflow_of_fp16_is_skipped_and_told() -> None:
+def test_an_overflow_of_fp16_is_skipped_and_reported() -> None:
     """A loss scale that no gradient survives: weights and moments stay, the scale is halved, the step says so; the next
     ones train.
     """
@@ -363,7 +363,7 @@ def test_an_overflow_of_fp16_is_skipped_and_told() -> None:
     assert not torch.equal(after["module"]["model.norm.weight"], learner.state_dict()["module"]["model.norm.weight"])
 
 
-def test_fp16_does_not_skip_for_ever() -> None:
+def test_fp16_does_not_skip_every_step() -> None:
     """Weights that are not finite overflow at every loss scale: that is an error, not a reason to halve it again."""
     learner = fp16_learner()
     with torch.no_grad():

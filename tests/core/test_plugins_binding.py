@@ -203,7 +203,7 @@ def test_reward_is_configured_and_its_slots_are_checked() -> None:
 
 
 def test_errors_of_the_component_itself() -> None:
-    """A value it refuses is the user's to mend; anything else is the plugin's fault, with the cause chained."""
+    """A value it refuses is the user's to fix; anything else is the plugin's fault, with the cause chained."""
     with pytest.raises(BindingError, match="client: retries is -1"):
         bind(Client, {"url": "x", "retries": -1}, who="client")
     with pytest.raises(PluginError, match="RuntimeError: out of patience") as e:

@@ -51,7 +51,7 @@ def failing() -> Iterator[Callable[[BaseException], None]]:
 def test_errors_are_messages(
     failing: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str], error: Exception, status: int
 ) -> None:
-    """No traceback; 2 for what the user can mend, 1 for the rest; with --json one object on standard output."""
+    """No traceback; 2 for what the user can fix, 1 for the rest; with --json one object on standard output."""
     failing(error)
 
     assert status == main(["fail"])

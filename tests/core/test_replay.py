@@ -75,7 +75,7 @@ def test_the_environment_draws_the_same_and_the_engine_decides() -> None:
     assert [(r.reply, r.total, r.seed) for r in same] == [(r.reply, r.total, r.seed) for r in first]
 
 
-def test_failures_are_retried_and_then_told() -> None:
+def test_failures_are_retried_and_then_reported() -> None:
     context = RolloutContext(engine=ScriptedEngine(replies=digit), retries=1)
     first = played(Draws(), context, group_size=1)
     for fail_on, valid in (([1], True), ([1, 2], False)):

@@ -148,13 +148,13 @@ def test_what_an_environment_raises_becomes_its_termination(
 
 
 def test_our_failures_are_retried_with_the_same_seed_then_masked() -> None:
-    """One hiccup is mended; a lasting failure stays a failure, never a zero."""
+    """One hiccup is retried; a lasting failure stays a failure, never a zero."""
     fails = iter([InfrastructureError("hiccup")])
     engine = Speaker(lambda prompt, sampling: next(fails, "0"))
-    mended = one(Base(), engine, retries=1)
+    retried = one(Base(), engine, retries=1)
     lasting = one(Base(), Speaker(lambda prompt, sampling: InfrastructureError("down")), retries=2)
 
-    assert (1.0, 2) == (mended.outcome.total, mended.termination.attempts)
+    assert (1.0, 2) == (retried.outcome.total, retried.termination.attempts)
     assert engine.seeds[0] == engine.seeds[1]
     assert (TerminationKind.INFRASTRUCTURE_ERROR, 3, None) == (
         lasting.termination.kind,
@@ -369,7 +369,7 @@ def test_concurrency_is_bounded() -> None:
 
 
 def test_a_missing_service_stops_everything_with_its_name() -> None:
-    """What no retry can mend is raised, not counted."""
+    """What no retry can fix is raised, not counted."""
 
     @reward
     def judged(rollout: Rollout, *, judge: Any = need()) -> float:

@@ -83,7 +83,7 @@ def test_the_engine_samples_with_the_version_it_names(staleness: int, dtype: str
 
 
 def test_the_versions_in_between_survive_a_checkpoint() -> None:
-    """A restored weight sync goes on exactly as the old one; tied weights are held once."""
+    """A restored weight sync continues exactly as the old one; tied weights are held once."""
     learner = tiny_model()
     engines = [EmbeddedEngine.sharing(tiny_model(), HFTokenizer(byte_tokenizer()), copy=True) for _ in range(2)]
     old, new = (WeightSync(e, staleness=2) for e in engines)

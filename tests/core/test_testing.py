@@ -100,7 +100,7 @@ def test_scripted_never_says_more_than_it_may(text: str, most: int) -> None:
     assert s.finish == ("stop" if len(whole.ids) <= most else "length")
 
 
-def test_scripted_stops_where_told() -> None:
+def test_scripted_stops_at_stop_strings() -> None:
     s = sample(ScriptedEngine(replies="one; two"), stop=(";",))
     assert (bytes(s.ids), s.finish, s.stop) == (b"one;", "stop", ";")
     s = sample(ScriptedEngine(replies="one; two"), stop_ids=(ord(" "),))

@@ -50,7 +50,7 @@ class Ask(Environment[Task, Any]):
 
 
 class Scripted(ScriptedEngine):
-    """Goes on with what it has begun to say."""
+    """Continues what it has begun to say."""
 
     def __init__(self, *turns: str, **options: Any) -> None:
         super().__init__(replies=lambda messages: self._rest(messages[-1].content), **options)
@@ -75,7 +75,7 @@ def played(
     ]
 
 
-def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
+def test_a_turn_beyond_the_thinking_budget_is_interrupted() -> None:
     """Exact ids, sources and log-probs; only what was sampled counts and trains; the text holds everything."""
     engine = Scripted("<think>abcdefgh", "<think>a STOP</think>42")
     rollout = played(engine, Sampling(max_tokens=12, thinking_budget=TOLD))
@@ -101,7 +101,7 @@ def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
     assert (11, 1.0) == (rollout.tokens, rollout.outcome.total)
     (sequence,) = rollout.transcripts[""].sequences()
     assert [*said, *went_on] == [i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]
-    # It goes on from exactly what was recorded, with what is left of its tokens and another seed.
+    # It continues exactly what was recorded, with what is left of its tokens and another seed.
     assert [*engine.asked[0][0], *said, *forced] == engine.asked[1][0]
     assert (8, 4) == (engine.asked[0][1].max_tokens, engine.asked[1][1].max_tokens)
     assert engine.asked[0][1].seed != engine.asked[1][1].seed
@@ -117,7 +117,7 @@ def test_a_turn_that_goes_on_too_long_is_interrupted() -> None:
     ],
 )
 def test_who_is_left_alone(said: str, most: int, calls: int, forced: bool) -> None:
-    """Turns that end by then, have closed their thought, or may not be that long go on as they are."""
+    """Turns that end by then, have closed their thought, or may not be that long continue as they are."""
     told = ThinkingBudget(min_tokens=9, max_tokens=9, text="!") if "a</think>" in said else TOLD
     engine = Scripted(said, said[:8] + " STOP</think>" + said[8:])
     rollout = played(engine, Sampling(max_tokens=most, thinking_budget=told))
@@ -160,7 +160,7 @@ def test_no_room_for_the_text_leaves_the_turn_as_it_is() -> None:
 
 
 def test_a_stop_string_across_the_seam_is_seen() -> None:
-    """Where the turn goes on as it was, it ends where it would have ended in one piece."""
+    """Where the turn continues as it was, it ends where it would have ended in one piece."""
     sampling = Sampling(
         max_tokens=50,
         stop=("\n\nUser:",),
@@ -174,7 +174,7 @@ def test_a_stop_string_across_the_seam_is_seen() -> None:
 
 
 def test_limits_count_what_was_sampled() -> None:
-    """The tokens put in use up no budget, and later turns go on from the whole text."""
+    """The tokens put in use up no budget, and later turns continue the whole text."""
 
     class Talk(Ask):
         limits = Limits(turns=None, tokens=20)
@@ -188,7 +188,7 @@ def test_limits_count_what_was_sampled() -> None:
     assert "<think>a STOP</think>42<|im_end|>\n<|im_start|>user\nsure?" in engine.tokenizer.decode(engine.asked[2][0])
 
 
-def test_a_template_that_drops_thoughts_branches_as_ever() -> None:
+def test_a_template_that_drops_thoughts_still_branches() -> None:
     """Each sampled token trains once, forced ones never."""
 
     class Talk(Ask):
@@ -206,7 +206,7 @@ def test_a_template_that_drops_thoughts_branches_as_ever() -> None:
     assert " STOP" in tokenizer.decode(rows[0].ids)
 
 
-def test_held_out_evaluation_cuts_thinking_where_it_is_told_to() -> None:
+def test_held_out_evaluation_has_its_own_thinking_budget() -> None:
     """`Sampling.thinking_budget` reaches every turn of the policy, and no engine of another player."""
 
     class Judged(Ask):
@@ -228,7 +228,7 @@ def test_held_out_evaluation_cuts_thinking_where_it_is_told_to() -> None:
 
 @pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
 def test_log_probs_of_the_continuation_are_those_of_a_plain_forward_pass(kind: str) -> None:
-    """The embedded engine goes on after the forced text as if it had sampled it; greedy and at temperature 1."""
+    """The embedded engine continues after the forced text as if it had sampled it; greedy and at temperature 1."""
     model = tiny_model(kind, context=256)
     engine = EmbeddedEngine.sharing(model, HFTokenizer(byte_tokenizer()), slots=8)
     told = ThinkingBudget(min_tokens=4, max_tokens=7, text=" so: ", until="")

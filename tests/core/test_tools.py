@@ -99,7 +99,7 @@ def test_no_arguments_a_model_can_write_raise(arguments: dict[str, Any]) -> None
     assert (ran.result is None) == bool(ran.error)
 
 
-def test_tools_the_model_cannot_be_told_about_are_refused() -> None:
+def test_tools_that_cannot_be_described_to_the_model_are_refused() -> None:
     def bare(x):  # type: ignore[no-untyped-def]
         return x
 
@@ -191,7 +191,7 @@ def test_a_bug_of_the_tool_is_not_hidden() -> None:
             run(replace(as_tool(broken), seconds=5), kind=kind)
 
 
-def test_a_slow_call_is_cancelled_and_said() -> None:
+def test_a_slow_call_is_cancelled_and_the_policy_reads_so() -> None:
     cancelled = []
 
     async def slow(x: int) -> str:

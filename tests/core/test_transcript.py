@@ -126,7 +126,7 @@ def test_every_sampled_token_trains_once_in_its_context(steps: list[tuple[str, l
 
 
 @given(STEPS)
-def test_the_recorder_can_go_on_after_a_look(steps: list[tuple[str, list[int]]]) -> None:
+def test_the_recorder_continues_after_a_snapshot(steps: list[tuple[str, list[int]]]) -> None:
     def play(look: bool) -> Transcript:
         r = Recorder()
         for what, ids in steps:

@@ -35,7 +35,7 @@ def test_the_tables_are_up_to_date() -> None:
     assert TOOL.page(text) == text, "run `make docs`"
 
 
-def test_every_algorithm_stands_beside_a_relative() -> None:
+def test_every_algorithm_is_compared_with_a_relative() -> None:
     """The table of differences leaves none out, names only algorithms there are, and says something of each pair."""
     known = TOOL.algorithms()
 
@@ -62,7 +62,7 @@ def test_ratios_are_seen() -> None:
     assert "theta / prox of an answer" == TOOL.ratio(product)
 
 
-def test_differences_are_said_in_words() -> None:
+def test_differences_are_described_in_words() -> None:
     """Each kind of setting."""
     grpo = ALGORITHMS["grpo"]
 

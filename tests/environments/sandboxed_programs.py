@@ -156,7 +156,7 @@ def wire(prompt: str) -> str:
 
 @agent
 def leaves(prompt: str) -> str:
-    """Gives up a request whose reply never comes."""
+    """Cancels a request whose reply never comes."""
     with socket.create_connection(("127.0.0.1", PORT)) as s:
         body = body_of("never")
         s.sendall(

@@ -194,7 +194,7 @@ def test_tasks_of_a_file_have_splits(tmp_path: Path) -> None:
         ({"function": "json:loads", "source": "arithmetik"}, "arithmetic"),
     ],
 )
-def test_wrong_settings_are_told_at_once(args: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_at_once(args: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         AgentProgram(gateway=Gateway(), **{"source": "arithmetic", **args})
 

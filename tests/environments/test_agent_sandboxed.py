@@ -309,7 +309,7 @@ def test_attacks_change_nothing_for_others(sandbox: ProbedSandbox, attack: str) 
         ({"source": "", "data": ""}, "either source"),
     ],
 )
-def test_wrong_settings_are_told_at_once(sandbox: ProbedSandbox, args: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused_at_once(sandbox: ProbedSandbox, args: dict[str, Any], message: str) -> None:
     own = {"gateway": Gateway(), "sandbox": sandbox, "source": "arithmetic", "argv": ("python3",)}
     with pytest.raises(UsageError, match=re.escape(message)):
         SandboxedAgent(**{**own, **args})

@@ -74,7 +74,7 @@ def test_right_functions_pass(sandbox: Bubblewrap, code: str) -> None:
     ],
 )
 def test_wrong_ones_score_zero(sandbox: Bubblewrap, code: str, outcome: str) -> None:
-    """A wrong value or type, an early exit, a forged report, an endless loop; the grader goes on."""
+    """A wrong value or type, an early exit, a forged report, an endless loop; the grader continues."""
     grade = graded(sandbox, code)
     assert 0.0 == grade.score
     kinds = {"error", "memory", "crashed", "timeout"}  # a limit may show as the death of the process

@@ -112,7 +112,7 @@ PLAIN = LINES.filter(lambda line: not line.lstrip(" ").startswith(("```", "~~~")
 
 
 @given(before=st.lists(PLAIN), code=st.lists(PLAIN, min_size=1).filter(lambda c: any(line.strip() for line in c)))
-def test_whatever_stands_around_a_block_it_is_found_unchanged(before: list[str], code: list[str]) -> None:
+def test_a_block_is_extracted_unchanged_from_any_text(before: list[str], code: list[str]) -> None:
     text = "".join(line + "\n" for line in code)
     assert code_of("\n".join([*before, fence(text)])) == text
     assert code_of("\n".join([fence("x = 1\n"), *before, fence(text)])) == text

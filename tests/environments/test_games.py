@@ -372,7 +372,7 @@ WORLDS: list[Any] = [
 
 
 @pytest.mark.parametrize("environment", WORLDS, ids=lambda e: type(e).__name__)
-def test_only_what_the_policy_said_trains(environment: Any) -> None:
+def test_only_tokens_of_the_policy_train(environment: Any) -> None:
     """What trains are the turns of a player, each with the token that ends it; hints, answers and results do not."""
     for task in islice(environment.tasks("train"), 4):
         engine = ScriptedEngine(replies=played_by(environment, "oracle", task))

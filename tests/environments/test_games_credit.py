@@ -1,4 +1,4 @@
-"""Who is compared with whom, and whose tokens train: both seats of self-play, opponents and customers."""
+"""Who is compared with whom, and whose tokens train: both players of self-play, opponents and customers."""
 
 from __future__ import annotations
 
@@ -54,27 +54,27 @@ class Recording(TokenEngine):
         return await self.engine.update(weights)
 
 
-def test_each_seat_is_compared_with_its_own() -> None:
-    """A seat's baseline is the mean of that seat over the group's games, so the advantages of a game cancel.
+def test_each_player_is_compared_with_its_own_games() -> None:
+    """A player's baseline is the mean of that player over the group's games, so the advantages of a game cancel.
 
-    A baseline over both seats would be 1/2 in every group, and would credit the first seat of an easy position with
+    A baseline over both players would be 1/2 in every group, and would credit the first player of an easy position with
     what the position, not the move, earned.
     """
     size = 6
     context = RolloutContext(engine=ScriptedEngine(replies=any_move))
     played = asyncio.run(run_groups(requests(Duel(opponent=None), 8, size), context))
     batch = batch_of(played, temperature=1.0, max_tokens=8)
-    seats = [(rollout.group, player) for rollout, player, _ in trained(played)]
+    players = [(rollout.group, player) for rollout, player, _ in trained(played)]
     assert len(batch.samples) == 2 * 8 * size and len(batch.groups) == 16
     shares = set()
     for indices in batch.groups:
-        assert len(indices) == size and len({seats[i] for i in indices}) == 1
+        assert len(indices) == size and len({players[i] for i in indices}) == 1
         shares.add(math.fsum(batch.samples[i].total for i in indices) / size)
-    assert len(shares) > 2, "seats that win as often in every position would not tell the two baselines apart"
+    assert len(shares) > 2, "players that win as often in every position would not tell the two baselines apart"
 
     advantage: dict[tuple[int, int, str], float] = {}
     for indices in batch.groups:
-        group, player = seats[indices[0]]
+        group, player = players[indices[0]]
         for n, value in enumerate(centre([batch.samples[i].total for i in indices], 1e-9)):
             advantage[group, n, player] = value
     for group, n, player in advantage:
@@ -192,7 +192,7 @@ def any_move(messages: Sequence[Message], rng: Random) -> str:
 
 
 def requests(environment: Any, groups: int, size: int) -> list[RolloutRequest]:
-    """Groups of tasks of ``train``, without games that one move can end: there the second seat may have no turn."""
+    """Groups of tasks of ``train``, without games that one move can end: there the second player may have no turn."""
     tasks = islice((t for t in environment.tasks("train") if 0 not in getattr(t, "piles", ())), groups)
     return [RolloutRequest(environment=environment, task=t, group_size=size, index=i) for i, t in enumerate(tasks)]
 

@@ -160,7 +160,7 @@ def test_a_citation_counts_where_a_tool_returned_the_passage() -> None:
         ("close", {}, "no tool 'close'"),
     ],
 )
-def test_a_refused_call_is_told_to_the_policy(name: str, arguments: Mapping[str, Any], reads: str) -> None:
+def test_the_policy_reads_why_a_call_is_refused(name: str, arguments: Mapping[str, Any], reads: str) -> None:
     """It shows in the format reward; nothing was seen."""
     wrong = Reply(text="", calls=(ToolCall(name=name, arguments=arguments),))
     rollout = played([wrong, "<answer>x</answer> [no such id]"], SearchService(pilots=PILOTS))

@@ -79,7 +79,7 @@ def test_closed_reasoning_is_no_plan() -> None:
 
 
 @given(st.text(), st.integers(1, 20))
-def test_a_plan_has_at_most_so_many_words(reply: str, words: int) -> None:
+def test_a_plan_has_a_maximum_of_words(reply: str, words: int) -> None:
     plan = plan_of(reply, words)
     assert len(plan.split()) <= words
     assert plan in reply

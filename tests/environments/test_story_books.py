@@ -178,7 +178,7 @@ def test_no_later_chapter_is_in_an_earlier_annotation(tmp_path: Path) -> None:
     assert prompts[0][3] != prompts[1][3]
 
 
-def test_the_whole_book_is_told_only_where_it_is_asked_for(tmp_path: Path) -> None:
+def test_the_whole_book_is_given_only_on_request(tmp_path: Path) -> None:
     plain = built(tmp_path, book_text())
     assert plain.whole == ""
     folder = str(tmp_path / "stories")

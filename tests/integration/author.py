@@ -19,7 +19,7 @@ def blocks(mode: str) -> None:
     """Block in one of several ways, unless there is a file ``fixed``, or return at once."""
     if Path("fixed").exists():
         return
-    if mode in ("spins", "sleeps", "catches", "backtracks", "waits for ever"):
+    if mode in ("spins", "sleeps", "catches", "backtracks", "waits without end"):
         Path("here").touch()
     while mode == "spins":
         pass
@@ -46,7 +46,7 @@ async def judged(rollout: Rollout[Task, None]) -> Any:
         await asyncio.gather(_exits(), asyncio.sleep(1))
     if mode == "waits":
         await asyncio.Event().wait()
-    while mode == "waits for ever":
+    while mode == "waits without end":
         with contextlib.suppress(BaseException):
             await asyncio.sleep(1e6)
     if mode == "keeps a thread":

@@ -93,7 +93,7 @@ def test_an_evaluation_whose_author_calls_exit_fails(where: str, tmp_path: Path)
 
 def test_failures_leave_the_other_rollouts(tmp_path: Path) -> None:
     """Also where threads of the author never end, and where a task of the author exits, which ends an event loop."""
-    modes = "cancels, exits in a task, waits for ever, keeps a thread, leaves a thread"
+    modes = "cancels, exits in a task, waits without end, keeps a thread, leaves a thread"
     status, out, err = finish(start(tmp_path, *evaluation(modes), "--json", "--max-failures", "0.6"))
 
     assert 0 == status, err
@@ -154,7 +154,11 @@ def stop(process: subprocess.Popen[str], *signals: signal.Signals) -> None:
 @pytest.mark.ci
 def test_code_that_blocks_a_run_can_be_stopped_and_the_run_resumes(tmp_path: Path) -> None:
     """The steps before are kept."""
-    cases = {"spins": (signal.SIGTERM,), "waits for ever": (signal.SIGTERM,), "catches": (signal.SIGINT, signal.SIGINT)}
+    cases = {
+        "spins": (signal.SIGTERM,),
+        "waits without end": (signal.SIGTERM,),
+        "catches": (signal.SIGINT, signal.SIGINT),
+    }
     processes = {}
     for mode in cases:
         (tmp_path / mode).mkdir()

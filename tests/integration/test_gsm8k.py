@@ -25,7 +25,7 @@ DATA = os.environ.get("QUINTAIN_DATA", "")
 def test_twenty_steps_on_gsm8k_survive_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Random weights learn nothing here; that 20 steps run, are killed, go on and end is the point."""
+    """Random weights learn nothing here; the point is that 20 steps run, are killed, resume and end."""
     save_tiny(tmp_path / "Qwen3-0.6B", context=1024)
     changes = {
         "run.name": "gsm8k",

@@ -204,8 +204,8 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_saves_and_the_run_goes_on(place: Path, undisturbed: list[dict[str, Any]], number: int) -> None:
-    """Ctrl-C and SIGTERM end with status 130, a checkpoint and the command to go on."""
+def test_a_signal_saves_and_the_run_resumes(place: Path, undisturbed: list[dict[str, Any]], number: int) -> None:
+    """Ctrl-C and SIGTERM end with status 130, a checkpoint and the command that resumes."""
     name = f"stopped-{number}"
     process = start(place, "train", "recipe.toml", "--name", name)
     wait_for_step(place, name, 3, process)

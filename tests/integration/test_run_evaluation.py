@@ -66,7 +66,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_run_is_evaluated_on_other_environments_and_beside_an_earlier_run(place: Path) -> None:
+def test_a_run_is_evaluated_on_other_environments_and_against_an_earlier_run(place: Path) -> None:
     assert 0 == main(["train", "first.toml", "--name", "first", "-q"])
     assert 0 == main(["train", "second.toml", "--name", "second", "-q"])
 

@@ -96,7 +96,7 @@ def recipe(model: Path, plan: Mapping[str, Any], **changes: Any) -> Recipe:
 
 
 def run(place: Path, told: Recipe | None = None, screen: Watching | None = None) -> dict[str, Any]:
-    """Start a run in *place*, or go on with it."""
+    """Start a run in *place*, or resume it."""
     folder = RunFolder.create(place, told.to_toml()) if told is not None else RunFolder.open(place)
     screen = screen or Watching()
     save = CheckpointManager.save
@@ -153,7 +153,7 @@ def test_resumed_anywhere_it_is_the_same_run(
     """Resampling, order by failures, dropping of solved tasks, the difficulty filter, staleness and the thinking
     budget: metrics and weights agree bit for bit.
 
-    Each process goes on after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
+    Each process resumes after a step and ends in a later one, after some of its rollouts. The first probes 24 tasks.
     """
     place, told = tmp_path / "run", recipe(model, EVERYTHING)
     undisturbed, ended = calm
@@ -207,7 +207,7 @@ def test_batches_are_full(model: Path, tmp_path: Path, resample: str) -> None:
     assert (max(step["groups.rounds"] for step in steps) > 1) == (resample == "dynamic")
 
 
-def test_a_step_that_cannot_be_filled_goes_on_and_says_so(model: Path, tmp_path: Path) -> None:
+def test_a_step_that_cannot_be_filled_continues_and_says_so(model: Path, tmp_path: Path) -> None:
     """Every group is solved by all or by none: nothing is accepted, whatever is tried."""
     screen = Watching()
     told = recipe(
@@ -268,7 +268,7 @@ def test_measuring_difficulty_spends_the_seconds_of_training(model: Path, tmp_pa
     assert 0 == run(tmp_path / "run", told)["steps"]
 
 
-def test_measuring_difficulty_goes_on_chunk_by_chunk(
+def test_measuring_difficulty_resumes_chunk_by_chunk(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was answered is kept, also what it cost and how much of it failed."""
@@ -303,7 +303,7 @@ def test_measuring_difficulty_goes_on_chunk_by_chunk(
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"rates": [{}]}', '{"samples": 2, "rates": 3}'])
 def test_a_damaged_record_of_measuring_difficulty_is_not_believed(model: Path, tmp_path: Path, text: str) -> None:
-    """Tasks are measured anew, and it is said."""
+    """Tasks are measured again, and a note says so."""
     told = recipe(
         model,
         {"difficulty_samples": 2, "difficulty_range": [0.0, 1.0]},

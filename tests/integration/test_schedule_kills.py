@@ -156,7 +156,7 @@ def test_a_resume_has_the_queued_groups_token_for_token(
             assert json.dumps(trained[c.group.index, rollout.sample]) == json.dumps(rollout.to_json())
 
 
-NURSERY = """
+FORK_SERVER = """
 import os, sys
 from quintain.cli import main
 from quintain.registry.lookup import current
@@ -173,12 +173,12 @@ for words in sys.stdin:
 
 
 @contextmanager
-def nursery(place: Path) -> Iterator[Callable[[str, Callable[[int], None]], int]]:
+def forked_runs(place: Path) -> Iterator[Callable[[str, Callable[[int], None]], int]]:
     """A function that runs `quintain` with some words, calls another one with the process, and returns its status."""
     environ = {**os.environ, "OMP_NUM_THREADS": "1", "QUINTAIN_PLUGINS": ""}
     with (place / "errors.txt").open("a") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-c", NURSERY],
+            [sys.executable, "-c", FORK_SERVER],
             cwd=place,
             env=environ,
             stdin=subprocess.PIPE,
@@ -229,7 +229,7 @@ def test_after_sigkill_at_random_moments_it_trains_each_task_once(
         with suppress(ProcessLookupError):  # it has finished
             os.kill(process, signal.SIGKILL)
 
-    with nursery(tmp_path) as run:
+    with forked_runs(tmp_path) as run:
         for _ in range(kills):
             begun = (metrics.parent / "recipe.toml").exists()
             status = run(again if begun else "train recipe.toml --name run", kill)

@@ -115,10 +115,10 @@ def test_each_alert_rings_where_it_should_and_alone(name: str) -> None:
 def test_an_alert_ends_where_the_trouble_does(name: str) -> None:
     spoilt = spoiled(**SPOILED[name])
     first, _ = rung(spoilt)[name]
-    mended = [r if r["step"] <= first + 2 else h for r, h in zip(spoilt, healthy(200, solved=0.7), strict=False)]
-    mended += [{**r, "reward.mean": 0.3} if name == "held_out_falls" else r for r in healthy(200, solved=0.7)[61:]]
+    recovered = [r if r["step"] <= first + 2 else h for r, h in zip(spoilt, healthy(200, solved=0.7), strict=False)]
+    recovered += [{**r, "reward.mean": 0.3} if name == "held_out_falls" else r for r in healthy(200, solved=0.7)[61:]]
 
-    assert rung(mended)[name][1] < 120
+    assert rung(recovered)[name][1] < 120
 
 
 @pytest.mark.parametrize("name", ["ratio_explosion", "all_solved", "mismatch", "truncated", "failures"])
@@ -194,7 +194,7 @@ def test_the_best_measurement_is_never_forgotten() -> None:
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_a_resumed_run_goes_on_as_if_it_had_never_stopped(name: str) -> None:
+def test_a_resumed_run_continues_as_if_it_had_never_stopped(name: str) -> None:
     """Whatever step it stopped at: the lines of the file are all that an alert knows."""
     records = [json.loads(json.dumps(plain(r))) for r in spoiled(**SPOILED[name])]
     whole = AlertMonitor()
@@ -291,7 +291,7 @@ def test_an_absurd_learning_rate_collapses_the_entropy(tmp_path: Path) -> None:
     assert calm[-1]["alerts"] == [name for name, _, last in alert_intervals(calm) if last == 8]
 
 
-def test_a_run_that_goes_on_neither_forgets_nor_repeats_an_alert(tmp_path: Path) -> None:
+def test_a_resumed_run_neither_forgets_nor_repeats_an_alert(tmp_path: Path) -> None:
     """Stopped after step 6, one step after an alert began: its metrics are those of the undisturbed run."""
     calm = COLLAPSE | {"learner__lr": 1e-4}
     whole, _, _ = played(tmp_path / "whole", settings(**(calm | {"run__steps": 9})))

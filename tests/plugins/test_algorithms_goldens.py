@@ -273,7 +273,7 @@ def test_a_sampled_token_among_the_likeliest_counts_once() -> None:
         assert (slopes != [0.0]) is kept
 
 
-def test_what_lies_outside_the_likeliest_tokens_counts_as_one() -> None:
+def test_all_but_the_likeliest_tokens_count_as_one() -> None:
     """Moves among the others that cancel are not seen; they are with a larger *top*."""
     before, now = (0.6, 0.2, 0.1, 0.1), (0.6, 0.2 + 1e-9, 0.19, 0.01 - 1e-9)
     for top, dropped in ((1, False), (4, True)):

@@ -89,7 +89,7 @@ def test_a_spread_that_has_no_degrees_of_freedom_gives_nothing(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", RELATIVE)
-def test_a_constant_group_beside_a_varied_one(name: str) -> None:
+def test_a_constant_group_next_to_a_varied_one(name: str) -> None:
     """Exactly 0 where the comparison is with the group; what compares with the batch may move it."""
     found = torch.as_tensor(find("advantage", name)(step([0.7, 0.7, 0.0, 1.0], (0, 0, 1, 1)))).double()
     per_sample = found.view(4, -1)

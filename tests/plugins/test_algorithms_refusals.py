@@ -67,7 +67,7 @@ def test_pairs_that_look_like_refused_ones_are_fine(algorithm: str, changes: dic
         ("correction = { use = 'sequence_mask', over = 'median' }", BindingError, "over is 'median'; expected"),
     ],
 )
-def test_a_recipe_is_told(text: str, error: type[Exception], reason: str) -> None:
+def test_a_recipe_is_refused_with_the_reason(text: str, error: type[Exception], reason: str) -> None:
     """As ``[algorithm.args]`` of grpo."""
     with pytest.raises(error) as refused:
         bind(ALGORITHMS["grpo"], tomllib.loads(text), who="[algorithm]")

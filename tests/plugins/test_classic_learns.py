@@ -57,7 +57,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def run(path: Path, name: str, *steps: int) -> list[dict[str, Any]]:
-    """To so many steps, then from a checkpoint to so many more."""
+    """To some steps, then from a checkpoint to more."""
     with RunFolder.create(path, recipe(name, steps[-1]).to_toml()) as folder:
         for until in steps:
             run_training(recipe(name, until), folder, Screen(quiet=True))
@@ -65,7 +65,7 @@ def run(path: Path, name: str, *steps: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", ["ppo", pytest.param("trpo", marks=pytest.mark.slow), "vineppo"])
-def test_a_run_goes_on_from_a_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
+def test_a_run_resumes_from_a_checkpoint_bit_for_bit(name: str, tmp_path: Path) -> None:
     check_recipe(recipe(name, 3))
     whole, resumed = run(tmp_path / "whole", name, 3), run(tmp_path / "resumed", name, 2, 3)
     assert len(whole) == 4

@@ -249,7 +249,7 @@ def small(place: Path) -> list[str]:
 def test_a_comparison_from_end_to_end(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four ordinary runs, a picture, a result for programs and one for people; a second call does nothing anew."""
+    """Four ordinary runs, a picture, a result for programs and one for people; a second call repeats nothing."""
     status, out, err = called(capsys, *small, "--json")
     told = json.loads(out)
 
@@ -287,7 +287,7 @@ def test_runs_are_those_of_train_and_leave_nothing_behind(capsys: pytest.Capture
     assert metrics("runs/alone") == metrics("c/ours-seed7") == metrics("c/ours.2-seed7")
 
 
-def test_an_interrupted_comparison_goes_on(
+def test_an_interrupted_comparison_resumes(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C in the second run: the first is kept, the second is picked up in its folder."""
@@ -319,7 +319,7 @@ def test_a_run_of_another_recipe_is_not_taken_for_ours(capsys: pytest.CaptureFix
     assert 2 == status and "another recipe" in err and "--folder" in err
 
 
-def test_a_comparison_goes_on_however_its_folder_is_spelled(
+def test_a_comparison_resumes_however_its_folder_is_spelled(
     capsys: pytest.CaptureFixture[str], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The runs are the same runs from another directory, too."""
@@ -393,7 +393,7 @@ def test_ctrl_c_keeps_the_reasons_of_what_failed_before(
 def test_sigterm_before_a_run_listens_is_heard(
     capsys: pytest.CaptureFixture[str], place: Path, small: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a model is prepared: a word on how to go on, and status 130. A run before it takes its handler away."""
+    """While a model is prepared: a line on how to resume, and status 130. A run before it takes its handler away."""
     real = build.run_training
 
     def run_training(recipe: Recipe, folder: RunFolder, screen: Screen) -> dict[str, Any]:

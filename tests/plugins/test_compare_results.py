@@ -104,7 +104,7 @@ def test_fits_where_there_is_data(made_up: list[RecipeResult]) -> None:
     assert picture(made_up).startswith(b"\x89PNG")
 
 
-def test_one_seed_is_told_to_be_one(tmp_path: Path) -> None:
+def test_one_seed_has_no_interval_and_a_note(tmp_path: Path) -> None:
     comparison = build_comparison([("a", recipe())], seeds=[0], folder=tmp_path)
     write(comparison.path("a", 0), rise(0.6))
     found = recipe_results(comparison)

@@ -58,7 +58,7 @@ def step(c: Curriculum, count: int, draw: Random) -> list[Pick]:
 @pytest.mark.parametrize("name", PLANS)
 @given(st.integers(0, 40), st.integers(0, 40), st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_going_on_from_a_state_picks_what_would_have_come(name: str, before: int, after: int, kept: bool) -> None:
+def test_a_restored_state_picks_what_would_have_come(name: str, before: int, after: int, kept: bool) -> None:
     """In every order, with or without a difficulty filter."""
 
     def make() -> Curriculum:

@@ -150,7 +150,7 @@ def test_samples_of_a_group_differ_and_repeat_with_the_seed() -> None:
 
 
 async def swallow(endpoint: Endpoint, http: aiohttp.ClientSession, task: Task) -> str:
-    """An agent that goes on whatever happens."""
+    """An agent that continues whatever happens."""
     for i in range(9):
         try:
             await ask(endpoint, http, f"{task.prompt} {i}")

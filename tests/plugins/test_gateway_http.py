@@ -44,7 +44,7 @@ def test_chat_completion() -> None:
     asyncio.run(run())
 
 
-def test_tool_calls_and_results_are_one_conversation_without_tokens_made_anew() -> None:
+def test_tool_calls_and_results_are_one_conversation_whose_tokens_are_kept() -> None:
     async def run() -> None:
         async with client([CALL, "5"]) as c:
             said = await c.chat("2 + 3?", tools=[ADD])
@@ -68,7 +68,7 @@ def test_tool_calls_and_results_are_one_conversation_without_tokens_made_anew() 
 
 
 def test_arguments_may_come_back_in_another_form() -> None:
-    """Agents print arguments anew, leave content out, give ids of their own, and drop reasoning."""
+    """Agents print arguments again, leave content out, give ids of their own, and drop reasoning."""
 
     async def run() -> None:
         thinking = Reply(text="", reasoning="hm", calls=CALL.calls)
@@ -557,7 +557,7 @@ def test_a_gateway_that_could_answer_no_request_is_refused(setting: dict[str, in
         Gateway(**setting)
 
 
-def test_a_port_in_use_is_told_with_what_to_do() -> None:
+def test_a_port_in_use_is_an_error_with_a_fix() -> None:
     async def run() -> None:
         async with Gateway() as first:
             with pytest.raises(InfrastructureError, match="take another port, or 0 for a free one"):

@@ -63,7 +63,7 @@ def told(thread: Thread) -> list[Message]:
     return list(player.told)
 
 
-def test_a_conversation_that_goes_on_gets_the_new_messages_only() -> None:
+def test_a_continued_conversation_gets_the_new_messages_only() -> None:
     threads = Threads(Policy())
     history = [user("a")]
     first = step(threads, history, said("1"))
@@ -103,7 +103,7 @@ def test_a_request_at_an_earlier_turn_forks() -> None:
     assert again.turns == 2
 
 
-def test_parallel_requests_over_one_history_fork_and_are_told_apart_afterwards() -> None:
+def test_parallel_requests_over_one_history_fork_and_are_distinguished_afterwards() -> None:
     threads = Threads(Policy())
     first = step(threads, [user("a")], said("1"))
     base = [user("a"), said("1")]

@@ -119,7 +119,7 @@ def first_weight(module: Any) -> float:
     return float(next(module.parameters()).detach().flatten()[0])
 
 
-def test_copies_are_made_every_so_many_updates_and_the_oldest_goes() -> None:
+def test_copies_are_made_at_intervals_and_the_oldest_is_dropped() -> None:
     module = tiny_model("qwen3")
     own = policy_of(module)
     league = League(every=2, size=2, **own)

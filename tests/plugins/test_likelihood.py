@@ -187,7 +187,7 @@ def test_a_failed_baseline_is_tried_again() -> None:
     asyncio.run(run())
 
 
-def test_a_caller_that_gives_up_leaves_the_baseline_to_the_others() -> None:
+def test_a_cancelled_caller_leaves_the_baseline_to_the_others() -> None:
     engine = EmbeddedEngine.sharing(tiny_model(), tokenizer(), reproducible=False)
     scorer = EngineLikelihood(engine)
 

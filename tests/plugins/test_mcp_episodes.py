@@ -171,7 +171,7 @@ class Asks(Environment[Task, str]):
 
 
 def test_a_run_keeps_to_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real run with a random model; resumed with other tools it is refused, with the same ones it goes on."""
+    """A real run with a random model; resumed with other tools it is refused, with the same ones it resumes."""
     (tmp_path / "asks.py").write_text(ENVIRONMENT)
     model = save_tiny(tmp_path / "tiny", context=1024)
     recipe = Recipe.parse(

@@ -166,7 +166,7 @@ def test_calls_are_sent_again_only_if_that_is_harmless(tmp_path: Path) -> None:
 
 
 def test_a_server_is_started_again_a_bounded_number_of_times(tmp_path: Path) -> None:
-    """Then calls fail at once; results in between start the count anew."""
+    """Then calls fail at once; results in between restart the count."""
 
     async def play(session: McpSession) -> list[str]:
         said = []
@@ -223,7 +223,7 @@ def test_a_slow_tool_is_a_message_and_a_dead_server_a_failure(monkeypatch: pytes
 
 
 def test_messages_have_a_limit() -> None:
-    """A longer result is an error of its call alone, wherever its id stands; others of the session go on."""
+    """A longer result is an error of its call alone, wherever its id is; others of the session continue."""
 
     async def play(session: McpSession) -> None:
         big, small = await asyncio.gather(session.call("big", {"value": 200_000}), session.call("recall"))
@@ -392,7 +392,7 @@ def test_servers_die_with_the_trainer(tmp_path: Path) -> None:
 
 def test_a_server_ends_with_a_guard_that_is_killed(tmp_path: Path) -> None:
     """Somebody kills the process between trainer and server: the server ends, and the call fails."""
-    # A shared session would be opened anew if its end is noticed before the call.
+    # A shared session would be opened again if its end is noticed before the call.
     server = changed(BARE, command=(*BARE_SERVER, str(tmp_path)), session="episode")
 
     async def play(session: McpSession) -> None:

@@ -32,7 +32,7 @@ def said(text: str = "hi", finish: str | None = "stop", **message: Any) -> dict[
 
 
 class Server:
-    """Answers in order from a list (the last one for ever), and keeps what it was asked."""
+    """Answers in order from a list (the last one again and again), and keeps what it was asked."""
 
     def __init__(self, *answers: Answer, models: Sequence[str] = ("m",), header: dict[str, str] | None = None) -> None:
         self.answers = list(answers)

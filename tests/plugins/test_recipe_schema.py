@@ -79,7 +79,7 @@ def test_mistakes_do_not(text: str) -> None:
         Recipe.parse(whole)
 
 
-def test_words_beside_numbers() -> None:
+def test_words_next_to_numbers() -> None:
     """Keys whose validators are Python take the same words as the program."""
     for line in (
         'evaluation.tasks = "all"', 'rollouts.keep = "none"', 'model.lora.target_modules = "all-linear"',

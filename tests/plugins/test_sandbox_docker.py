@@ -221,7 +221,7 @@ def test_shapes_that_are_asked_for_share_a_pool(harbour: Harbour) -> None:
 
 
 def test_containers_that_ended_are_not_handed_out(harbour: Harbour) -> None:
-    """Those of an engine that was started anew are removed, and a new one serves."""
+    """Those of an engine that was restarted are removed, and a new one serves."""
     pool = ContainerPool(2, harbour.make, harbour.remove)
     pool.fill(SHAPE)
     soon(lambda: pool.ready() == 2)

@@ -380,7 +380,7 @@ def spare() -> Iterator[Spare]:
 
 
 def test_faults_of_the_engine_are_no_results(spare: Spare) -> None:
-    """No engine, no image, SIGKILL in mid-run: errors that name the fix; an engine that was started anew serves."""
+    """No engine, no image, SIGKILL in mid-run: errors that name the fix; an engine that was restarted serves."""
     spare.start()
 
     async def begin(warm: int = 2) -> Docker:

@@ -93,7 +93,7 @@ def test_a_launcher_that_dies_ends_everything_of_it(sandbox: Bubblewrap, number:
 
 
 def test_a_stopped_launcher_delays_and_loses_nothing(sandbox: Bubblewrap) -> None:
-    """Its results come when it goes on; time limits are measured by the kernel's clock and kept by the trainer."""
+    """Its results come when it continues; time limits are measured by the kernel's clock and kept by the trainer."""
 
     async def stopped() -> ProgramResult:
         task = asyncio.create_task(sandbox.run({}, ["sleep", "0.1"], limits=PATIENT))
@@ -182,7 +182,7 @@ def await_processes(command: bytes, number: int) -> list[str]:
         time.sleep(0.01)
 
 
-def test_a_full_disk_is_told_at_the_start_and_hinders_no_run(
+def test_a_full_disk_is_a_warning_at_the_start_and_stops_no_run(
     sandbox: Bubblewrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only the canaries need the host's temporary folder; programs and their files are in memory."""

@@ -69,7 +69,7 @@ def test_names_stay_within_an_episode_and_die_with_it(sandbox: Bubblewrap) -> No
 
 
 def test_what_goes_wrong_is_read_by_the_policy(sandbox: Bubblewrap) -> None:
-    """Exceptions, exits and time limits are results: the episode goes on, with a new interpreter where one ended."""
+    """Exceptions, exits and time limits are results: the episode continues, with a new interpreter where one ended."""
     (rollout,) = play(
         sandbox,
         ["x = 1", "1 / 0"],

@@ -257,7 +257,7 @@ def test_fifty_programs_talk_at_one_time(sandbox: Bubblewrap) -> None:
     assert len(users) == (50 if os.getuid() == 0 and None not in users else 1)
 
 
-def test_a_program_beside_another_needs_no_slot() -> None:
+def test_a_concurrent_program_needs_no_slot() -> None:
     """Callers that need two programs each share as many slots as there are without waiting for one another."""
 
     async def pair(service: Bubblewrap, word: bytes) -> bytes:

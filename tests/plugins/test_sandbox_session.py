@@ -153,7 +153,7 @@ def test_text_is_written_as_utf_8(sandbox: Bubblewrap) -> None:
 
 
 def test_reads_are_of_regular_files_and_bounded(sandbox: Bubblewrap) -> None:
-    """Missing, unreadable, special and large files are refused; the session goes on."""
+    """Missing, unreadable, special and large files are refused; the session continues."""
 
     async def steps(session: Session) -> None:
         await session.run(["sh", "-c", "mkfifo f; ln -s /dev/zero z; ln -s f g; head -c 99 /dev/zero > n; mkdir e"])
@@ -307,7 +307,7 @@ def test_the_interpreter_keeps_its_state(sandbox: Bubblewrap) -> None:
 
 
 def test_limits_end_the_interpreter_alone(sandbox: Bubblewrap) -> None:
-    """Time, memory and exits lose the names; files and the session stay; long output is cut and goes on."""
+    """Time, memory and exits lose the names; files and the session stay; long output is cut and the session continues."""
 
     async def steps(session: Session) -> None:
         python = session.python()

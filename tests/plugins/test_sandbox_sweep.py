@@ -133,7 +133,7 @@ def test_a_sweep_leaves_nothing(sandbox: Bubblewrap, start: list[str], race: str
 
 
 def test_a_command_whose_first_thread_exits_ends_like_others(sandbox: Bubblewrap) -> None:
-    """Its other threads run to the limit, and the session goes on."""
+    """Its other threads run to the limit, and the session continues."""
     code = "import ctypes, threading, time\nthreading.Thread(target=time.sleep, args=(60,)).start()\nctypes.CDLL(None).pthread_exit(None)"
 
     async def steps(session: Session) -> None:

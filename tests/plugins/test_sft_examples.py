@@ -102,7 +102,7 @@ def test_a_tokenizer_is_known_again_after_it_was_saved(tmp_path: Path) -> None:
     assert same_tokens(again.name, tokenizer.name)
     assert not same_tokens(TOKENIZER.name, tokenizer.name)
     assert not same_tokens("bytes", "thoughtless")
-    assert not same_tokens("my-codec", "your-codec")
+    assert not same_tokens("my-tokenizer", "your-tokenizer")
 
 
 def test_rows_keep_ids_and_mask() -> None:
@@ -117,7 +117,7 @@ def test_rows_keep_ids_and_mask() -> None:
 
 
 def test_rollouts_are_taken_as_sampled_by_the_same_tokenizer() -> None:
-    """The tokens of the transcript, all turns, nothing encoded anew."""
+    """The tokens of the transcript, all turns, nothing encoded again."""
     held = run_episode(Talk(), TASK, ["<think>\nhm\n</think>\n\n5", "4"])
     (want,) = held.transcripts[""].sequences()
     tokenizer = ByteTokenizer()
@@ -125,7 +125,7 @@ def test_rollouts_are_taken_as_sampled_by_the_same_tokenizer() -> None:
     assert (row.sequence().ids, row.sequence().mask) == (want.ids, want.mask)
 
 
-def test_rollouts_of_another_tokenizer_are_encoded_anew() -> None:
+def test_rollouts_of_another_tokenizer_are_encoded_again() -> None:
     held = run_episode(Talk(), TASK, ["<think>\nhm\n</think>\n\n5", "4"])
     ((whole, trained),) = texts(rows_of(example_of(held), TOKENIZER, end_of_turn(TOKENIZER)))
     assert trained == "<think>\nhm\n</think>\n\n5<|im_end|>4<|im_end|>"

@@ -54,7 +54,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 
 def test_an_update_is_exact(running: Running) -> None:
-    """From tensors in memory and from a file, over a warm prefix cache; the version goes on the tokens."""
+    """From tensors in memory and from a file, over a warm prefix cache; each token carries the version."""
     for version, transport in [(1, Memory()), (2, File()), (5, Memory())]:
         running.sample((IDS, Sampling(max_tokens=2)))  # the prefix is cached now
         model = tiny_model(running.kind, hidden=128, seed=version)

@@ -269,7 +269,7 @@ def test_memory_limit(module: str) -> None:
     asyncio.run(main())
 
 
-def test_recycled_after_so_many_calls(module: str) -> None:
+def test_workers_are_replaced_after_a_number_of_calls(module: str) -> None:
     async def main() -> None:
         async with WorkerPool(size=1, recycle=2) as pool:
             counts = [(await pool.call(f"{module}:count"))[0] for _ in range(5)]

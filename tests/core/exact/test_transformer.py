@@ -207,7 +207,7 @@ def test_expected_update_is_the_true_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["kimi", "dr_grpo"])
-def test_the_optimizer_starts_anew_where_the_algorithm_says(name: str) -> None:
+def test_the_optimizer_is_reset_if_the_algorithm_says_so(name: str) -> None:
     algorithm = INSTALLED[name].replace(epochs=2)
     learner, updates = learner_of(algorithm)
     for _ in range(2):

@@ -170,7 +170,7 @@ MUTANTS: dict[str, Mutant] = {
     "idle by the last token": Mutant(
         plant=wraps(Learner, "_active", _idle_by_last_token), where=of(advantage="optimal_token", skip_idle="yes")
     ),
-    "vocabulary pruned anew in each pass": Mutant(
+    "vocabulary pruned again in each pass": Mutant(
         plant=wraps(MinibatchLoss, "_statistics", lambda f: lambda s, m, p, *, freeze: f(s, m, p, freeze=True)),
         where=of(prune="0.02"),
     ),
