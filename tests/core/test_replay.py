@@ -15,6 +15,7 @@ from quintain.interfaces.engine import Engine
 from quintain.rollouts.runner import RolloutContext, RolloutRequest, run_groups
 from quintain.testing import ScriptedEngine
 from quintain.training.replays import Replay, named
+from quintain.types.rollout import Group
 from quintain.types.task import Message
 
 
@@ -58,7 +59,7 @@ def played(environment: Environment[Any, Any], context: RolloutContext, group_si
 
 def replays(environment: Environment[Any, Any], first: Sequence[Rollout[Any, Any]], context: RolloutContext) -> Replay:
     made = Replay(environments=named(["draws"], [environment]))
-    made.take(first, context)
+    made.take([Group(task=first[0].task, rollouts=tuple(first))], context)
     return made
 
 
@@ -111,5 +112,5 @@ def test_what_cannot_be_played_again_is_refused() -> None:
     players = first[0].replace(transcripts={"": first[0].transcripts[""], "b": first[0].transcripts[""]})
     refused(replays(Draws(), [players], context), r"players \['', 'b'\]")
     twice = Replay(environments=named(["draws", "draws"], [Draws(), Draws()]))
-    twice.take(first, context)
+    twice.take([Group(task=first[0].task, rollouts=tuple(first))], context)
     refused(twice, "several environments of this name")

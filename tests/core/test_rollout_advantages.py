@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +11,10 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from quintain.training.rollout_table import advantages_of
+from quintain.training.rollout_table import advantages_of, row
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import Screen
 from quintain.types.rollout import AnyRollout, Group, Rollout, Score, Termination, TerminationKind, Turn
@@ -53,6 +56,20 @@ def test_advantages_of_other_players_are_skipped() -> None:
     first = rollout(0, branch((PROMPT, MODEL)), branch((MODEL,), parent=0, fork=1), others=other)
 
     assert {(5, 0): [1.0, 2.0], (5, 1): [4.0]} == of([1.0, 2.0, 3.0, 4.0], first, rollout(1, branch((PROMPT, MODEL))))
+
+
+@settings(max_examples=60)
+@given(st.text(), st.floats(), st.integers(), st.sampled_from(["", "\ud800", "\udfff\ud800 a"]))
+def test_the_json_columns_hold_the_record_exactly(text: str, number: float, whole: int, lone: str) -> None:
+    """Any text, lone surrogates too, any float with NaN and infinities, and integers of any size."""
+    task = Task(prompt=text + lone, answer={"n": number, "i": whole * 2**80})
+    columns = row(1, Rollout(task=task, outcome=Score(value=1.0, parts={lone: number}), metrics={"m": number}))
+
+    record = Rollout(task=task, outcome=Score(value=1.0, parts={lone: number}), metrics={"m": number}).to_json()
+    assert repr(record) == repr(json.loads(columns["rollout"]))
+    assert repr(record["task"]) == repr(json.loads(columns["task"]))
+    assert repr({lone: number}) == repr(json.loads(columns["outcome_parts"]))
+    columns["rollout"].encode()  # Parquet stores UTF-8
 
 
 def test_advantages_are_stored(tmp_path: Path) -> None:

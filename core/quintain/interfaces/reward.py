@@ -305,10 +305,7 @@ def _sum(step: int, a: Score, b: Score) -> Score:
 
 def _product(step: int, a: Score, b: Score) -> Score:
     if a.turns and b.turns:
-        raise ValueError(
-            "both factors score single turns, and a product of two such scores has no one meaning; "
-            "multiply by a reward of the whole rollout"
-        )
+        raise ValueError("two scores of single turns have no one meaning as a product; score the whole rollout")
     if b.turns:
         a, b = b, a
     players = {k: a.of_player(k) * b.of_player(k) for k in {**a.players, **b.players}}

@@ -35,6 +35,7 @@ class RolloutRequest:
         engine: replaces the context's engine.
         seed: of every episode, to replay one; ``None`` derives it.
         step: of the run, for its rewards; 0: the context's.
+        first: the first prompt of each player, rendered once for the episodes that begin with equal messages.
     """
 
     environment: Environment[Any, Any]
@@ -47,6 +48,7 @@ class RolloutRequest:
     engine: Engine | None = None
     seed: int | None = None
     step: int = 0
+    first: dict[str, list[Any]] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ async def run_episode(request: RolloutRequest, sample: int, context: RolloutCont
     environment, task = request.environment, request.task
     seed = derived_seed(context.run_seed, task.id, request.visit, sample) if request.seed is None else request.seed
     engine = (request.engine or context.engine).for_task(task)
-    episode = EpisodeState(engine=engine, sampling=context.sampling, limits=environment.limits, seed=seed)
+    episode = EpisodeState(engine, context.sampling, environment.limits, seed, first=request.first)
     session = Session(episode)
     system, prompt = request.system or environment.system, task.prompt
     if system and (isinstance(prompt, str) or not any(m.role == "system" for m in prompt)):

@@ -37,6 +37,7 @@ class EpisodeState:
     taken: int = 0  # turns that the policy took
     hit: str = ""  # the limit that ended the last turn of the policy
     players: dict[str, Session] = field(default_factory=dict)
+    first: dict[str, list[Any]] = field(default_factory=dict)  # by player: the first prompt of the group's episodes
 
 
 class Session(Agent):
@@ -174,11 +175,10 @@ class Session(Agent):
 
     async def _sampled(self, engine: TokenEngine, tools: Sequence[ToolSpec], sampling: Sampling) -> Turn:
         if self._conversation is None:
-            self._conversation = Conversation(engine.tokenizer, tools)
+            self._conversation = Conversation(engine.tokenizer, tools, self._episode.first.setdefault(self._name, []))
         elif tools:  # first offered in a later turn: the template rewrites the system message, a new branch begins
             self._conversation.tools = tuple(tools)
-        for m in self._pending:
-            self._conversation.add(m)
+        self._conversation.add(*self._pending)
         self._pending.clear()
         ids = self._conversation.prompt()
         if len(ids) >= engine.context:
@@ -206,8 +206,7 @@ async def _run_calls(calls: Sequence[ToolCall], tools: dict[str, Tool]) -> tuple
         except BaseException as e:  # noqa: BLE001 - a `SystemExit` in a task of its own would end the event loop
             return e
 
-    single = len(calls) == 1  # needs no task of its own
-    outcomes = [await outcome(calls[0])] if single else await asyncio.gather(*map(outcome, calls))
+    outcomes = [await outcome(calls[0])] if len(calls) == 1 else await asyncio.gather(*map(outcome, calls))
     if error := next((o for o in outcomes if isinstance(o, BaseException)), None):
         raise error
     return tuple(outcomes)  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ class AsyncCollector(Collector):
                 self._changed.clear()
                 await self._progress()
         self._waited += time.monotonic() - began
-        self.replays.take([rollout for rollout, _, _ in trained(batch.accepted)], context)
+        self.replays.take(batch.accepted, context)
         self._start_admitted()
         return batch
 

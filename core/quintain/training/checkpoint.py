@@ -180,7 +180,11 @@ class CheckpointManager:
         needed = _weight_bytes(learner) + sum(_tensor_bytes([learner.state_dict(weights=False), state]))
         with _written_whole(beside, final, needed):
             _write_model(beside / "model", learner, self.tokenizer)
-            _write_learner(beside, learner)
+            whole = _saved_exactly(learner.module, beside / "model")
+            content = {"learner": (held := learner.state_dict(weights=not whole)), "generators": generators()}
+            _check_loadable({k: v for k, v in held.items() if k not in ("module", "optimizer", "reference")})
+            with open(beside / STATE, "wb") as file:
+                torch.save(content, file)
             tensors: dict[str, Any] = {}
             _write_json(beside / "state.json", plain(_taken_out(state, tensors), exact=True))
             if tensors:
@@ -323,16 +327,6 @@ def _write_model(path: Path, learner: PolicyLearner, tokenizer: Any) -> None:
             logging.enable_progress_bar()
     if (tokenizer := getattr(tokenizer, "hf", None)) is not None:
         tokenizer.save_pretrained(path)
-
-
-def _write_learner(folder: Path, learner: PolicyLearner) -> None:
-    import torch
-
-    whole = _saved_exactly(learner.module, folder / "model")
-    content = {"learner": learner.state_dict(weights=not whole), "generators": generators()}
-    _check_loadable({k: v for k, v in content["learner"].items() if k not in ("module", "optimizer", "reference")})
-    with open(folder / STATE, "wb") as file:
-        torch.save(content, file)
 
 
 _TENSOR = "$tensor"

@@ -19,7 +19,7 @@ from ..interfaces.algorithm import Algorithm, GroupStats, overlong
 from ..interfaces.environment import Environment
 from ..interfaces.sampling_plan import SamplingPlan
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from ..types.rollout import AnyGroup, Rollout, trained
+from ..types.rollout import AnyGroup, Rollout
 from ..types.transcript import TokenSource
 from .replays import Replay
 from .screen import Screen
@@ -157,7 +157,7 @@ class Collector:
                 on_round=show,
                 on_rollout=self.screen.advance,
             )
-        self.replays.take([rollout for rollout, _, _ in trained(collected.accepted)], context)  # one per sample
+        self.replays.take(collected.accepted, context)
         return collected
 
     def complete(self, outcomes: Mapping[int, tuple[int, int]]) -> None:

@@ -142,9 +142,4 @@ def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
 _loop: asyncio.AbstractEventLoop | None = None
 
 
-def _end_child() -> None:
-    if _loop is not None:
-        _loop.call_soon(os._exit, 1)
-
-
-os.register_at_fork(after_in_child=_end_child)
+os.register_at_fork(after_in_child=lambda: _loop and _loop.call_soon(os._exit, 1))

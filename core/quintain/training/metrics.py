@@ -11,6 +11,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import compress
 from statistics import fmean, pstdev
 from typing import Any
 
@@ -140,7 +141,7 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
         abs(math.fsum(sure for sure, _ in members) - sum(right for _, right in members)) for members in bins.values()
     ]
     return {
-        "entropy.sampled": -fmean(x for _, _, logps in answers for x in logps),
+        "entropy.sampled": -fmean([x for _, _, logps in answers for x in logps]),
         "calibration.confidence": fmean(sure for sure, _ in forecasts),
         "calibration.error": math.fsum(gaps) / len(forecasts),
     }
@@ -148,12 +149,7 @@ def confidence(valid: Sequence[AnyRollout]) -> Metrics:
 
 def _logps(transcript: Transcript) -> list[float]:
     """Log-probs of the sampled tokens, each once."""
-    return [
-        logp
-        for branch in transcript.branches
-        for source, logp in zip(branch.sources, branch.logps, strict=True)
-        if source == TokenSource.MODEL
-    ]
+    return [logp for b in transcript.branches for logp in compress(b.logps, map(TokenSource.MODEL.__eq__, b.sources))]
 
 
 def terminations(everything: Sequence[AnyRollout]) -> Metrics:

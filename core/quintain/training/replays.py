@@ -17,7 +17,7 @@ from ..errors import UsageError
 from ..interfaces.engine import Engine
 from ..interfaces.environment import Environment
 from ..rollouts.runner import RolloutContext, RolloutRequest, run_groups
-from ..types.rollout import AnyRollout
+from ..types.rollout import AnyGroup, AnyRollout, trained
 
 
 @dataclass(kw_only=True)
@@ -29,12 +29,12 @@ class Replay:
     """
 
     environments: Mapping[str, Environment[Any, Any] | None] = field(default_factory=dict)
-    _played: Sequence[AnyRollout] = ()
+    _groups: Sequence[AnyGroup] = ()
     _rollout_context: RolloutContext | None = None
 
-    def take(self, played: Sequence[AnyRollout], context: RolloutContext) -> None:
-        """Store the rollout of each sample of a batch, and their context."""
-        self._played, self._rollout_context = tuple(played), context
+    def take(self, groups: Sequence[AnyGroup], context: RolloutContext) -> None:
+        """Store the groups of a batch, and their context."""
+        self._groups, self._rollout_context = tuple(groups), context
 
     async def __call__(self, selections: Sequence[tuple[int, Engine]]) -> list[AnyRollout]:
         """Run samples of the batch again, each with an engine, and score them; in order.
@@ -47,7 +47,8 @@ class Replay:
         """
         if self._rollout_context is None:
             raise UsageError("there is no batch yet whose episodes could be played again")
-        requests = [self._request(self._played[sample], engine) for sample, engine in selections]
+        played = [rollout for rollout, _, _ in trained(self._groups)]  # one per sample
+        requests = [self._request(played[sample], engine) for sample, engine in selections]
         groups = await run_groups(requests, self._rollout_context)
         return [rollout for group in groups for rollout in group.rollouts]
 

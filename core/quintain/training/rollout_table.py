@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
+from pydantic_core import to_json
+
 from ..types.rollout import AnyGroup, Rollout, Score
 from ..types.transcript import Branch
 
@@ -109,8 +111,8 @@ def row(step: int, rollout: Rollout[Any, Any], advantages: Sequence[float] | Non
         "seed": rollout.seed,
         "task_id": rollout.task.id,
         "level": rollout.task.level,
-        "task": json.dumps(record["task"]),
-        "messages": json.dumps(record["messages"]),
+        "task": _json(record["task"]),
+        "messages": _json(record["messages"]),
         "reply": _readable(rollout.reply),
         **_score("outcome", rollout.outcome),
         **_score("shaping", rollout.shaping),
@@ -119,21 +121,28 @@ def row(step: int, rollout: Rollout[Any, Any], advantages: Sequence[float] | Non
         "termination": rollout.termination.kind.value,
         "reason": _readable(rollout.termination.reason),
         "attempts": rollout.termination.attempts,
-        "metrics": json.dumps(dict(rollout.metrics)),
+        "metrics": _json(record["metrics"]),
         "seconds": rollout.seconds,
         "tokens": rollout.tokens,
         "token_ids": tokens.ids,
         "token_logps": tokens.logps,
         "token_versions": tokens.versions,
         "token_sources": tokens.sources,
-        "rollout": json.dumps(record),
+        "rollout": _json(record),
     }
+
+
+def _json(value: Any) -> str:
+    try:
+        return to_json(value, inf_nan_mode="constants").decode()
+    except ValueError:  # a lone surrogate, which only `json` can escape; it takes three times as long
+        return json.dumps(value)
 
 
 def _score(name: str, score: Score | None) -> Mapping[str, Any]:
     if score is None:
         return {name: None, f"{name}_parts": "{}"}
-    return {name: score.total, f"{name}_parts": json.dumps(dict(score.parts))}
+    return {name: score.total, f"{name}_parts": _json(dict(score.parts))}
 
 
 def _last_branch(rollout: Rollout[Any, Any]) -> Branch:

@@ -199,6 +199,5 @@ def trained(groups: Sequence[Group[Any, Any]]) -> Iterator[tuple[Rollout[Any, An
     for group in groups:
         for rollout in group.valid:
             for player, transcript in rollout.transcripts.items():
-                sequences = tuple(transcript.sequences())
-                if sequences:
+                if sequences := tuple(transcript.sequences()):
                     yield rollout, player, sequences

@@ -35,10 +35,8 @@ class ThinkingBudget:
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_tokens <= self.max_tokens:
-            raise UsageError(
-                f"thinking_budget: min_tokens {self.min_tokens}, max_tokens {self.max_tokens}; expected 1 <= "
-                f"min_tokens <= max_tokens"
-            )
+            bounds = f"min_tokens {self.min_tokens}, max_tokens {self.max_tokens}"
+            raise UsageError(f"thinking_budget: {bounds}; expected 1 <= min_tokens <= max_tokens")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

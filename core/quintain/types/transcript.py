@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, Literal
 
 Finish = Literal["stop", "length", "cancelled"]
@@ -150,7 +151,7 @@ class Transcript:
             )
         return sequences
 
-    @property
+    @cached_property
     def sampled(self) -> int:
         """Number of tokens that the policy sampled, over all branches."""
         return sum(branch.sources.count(TokenSource.MODEL) for branch in self.branches)

@@ -326,12 +326,13 @@ class EmbeddedEngine(TokenEngine):
         requests = [*self._queue, *self._running()]
         if not self._reproducible or self._overslept:
             return bool(requests)
-        return bool(requests) and len({r.episode for r in requests} - {None}) >= self._live
+        return len(requests) >= max(1, self._live) and len({r.episode for r in requests} - {None}) >= self._live
 
     async def _wait(self) -> None:
         self._changed.clear()
         try:
-            await asyncio.wait_for(self._changed.wait(), self._patience)
+            async with asyncio.timeout(self._patience):
+                await self._changed.wait()
         except TimeoutError:
             self.stalls += 1
             self._overslept = True

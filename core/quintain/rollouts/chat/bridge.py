@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from ...interfaces.tokenizer import LITERAL, ChatTokenizer, Offsets
+from ...interfaces.tokenizer import LITERAL, ChatTokenizer
 from ...interfaces.tools import ToolSpec
 from ...types.sampling import Sampling
 from ...types.task import Message
@@ -25,32 +26,34 @@ _SOURCES = {
 
 
 class Conversation:
-    """One player's messages and their tokens."""
+    """One player's messages and their tokens. Conversations that begin alike may share *first*, their first prompt."""
 
-    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = ()) -> None:
+    def __init__(self, tokenizer: ChatTokenizer, tools: Sequence[ToolSpec] = (), first: Any = None) -> None:
         self.tokenizer = tokenizer
         self.tools = tuple(tools)
+        self._first: list[Any] = [] if first is None else first  # what it renders, its text, and that `_encoded`
         self._messages: list[Message] = []
         self._rendered = 0
         self._text = ""
         self._recorder = Recorder()
         self._ends: list[tuple[int, int, int]] = []  # after each turn: messages, and characters and tokens of the path
 
-    def add(self, message: Message) -> None:
-        self._messages.append(message)
+    def add(self, *messages: Message) -> None:
+        self._messages.extend(messages)
 
     def prompt(self) -> list[int]:
         """Record all new messages; return the ids that the policy continues."""
-        text = self.tokenizer.render(self._messages, self.tools, prompt=True)
-        if self._text and text.startswith(self._text):
-            new = text[len(self._text) :]
-            ids, spans = self.tokenizer.encode_with_offsets(new)
-            self._recorder.add(ids, self._sources(new, spans, self._messages[self._rendered :]))
+        if not self._text:
+            of = [self.tokenizer, self.tools, *self._messages]
+            if self._first[:1] != [of]:
+                text = self.tokenizer.render(self._messages, self.tools)
+                self._first[:] = of, text, self._encoded(text, self._messages)
+            _, text, encoded = self._first
+            self._recorder.add(*encoded)
+        elif (text := self.tokenizer.render(self._messages, self.tools)).startswith(self._text):
+            self._recorder.add(*self._encoded(text[len(self._text) :], self._messages[self._rendered :]))
         else:
-            ids, spans = self.tokenizer.encode_with_offsets(text)
-            sources = self._sources(text, spans, self._messages)
-            record = self._recorder.branch if self._text else self._recorder.add
-            record(ids, sources)
+            self._recorder.branch(*self._encoded(text, self._messages))
             self._ends = [(messages, 0, 0) for messages, _, _ in self._ends]  # of another path
         self._text, self._rendered = text, len(self._messages)
         return self._recorder.ids
@@ -86,8 +89,9 @@ class Conversation:
         """The record so far."""
         return self._recorder.transcript(policy=policy, tokenizer=self.tokenizer.name, temperature=temperature)
 
-    def _sources(self, text: str, spans: Offsets, messages: Sequence[Message]) -> list[int]:
-        """The source of each token: that of the message whose content it touches, else the template's."""
+    def _encoded(self, text: str, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """The ids of *text*, and the source of each: that of the message whose content it touches, or the template."""
+        ids, spans = self.tokenizer.encode_with_offsets(text)
         regions: list[tuple[int, int, TokenSource]] = []
         text, at = text.replace(LITERAL, ""), 0
         for m in messages:
@@ -98,14 +102,14 @@ class Conversation:
             if start >= 0:
                 at = end
                 regions.append((start, end, _SOURCES[m.role]))
-        out: list[int] = []
+        sources: list[int] = []
         k = 0
         for start, end in spans:
             while k < len(regions) and regions[k][1] <= start:
                 k += 1
             inside = k < len(regions) and end > regions[k][0]
-            out.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
-        return out
+            sources.append(int(regions[k][2]) if inside else int(TokenSource.TEMPLATE))
+        return ids, sources
 
 
 def spoken(tokenizer: ChatTokenizer, sampled: Sampled) -> str:
