@@ -42,6 +42,38 @@ def sampled_during_an_update(in_flight: bool, recompute: bool) -> tuple[Sampled,
     return *asyncio.run(go()), modules
 
 
+def test_caches_are_computed_again_in_passes_of_limited_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All rows at once would take the memory of their longest for each: gigabytes where the cache itself fits."""
+    monkeypatch.setattr("quintain.engines.embedded.engine.PREFILL_TOKENS", 60)
+    modules, passes = [tiny_model(seed=seed) for seed in range(2)], list[int]()
+    engine = EmbeddedEngine.sharing(modules[0], HFTokenizer(byte_tokenizer()), copy=True)
+    forward: Any = engine._forward
+    extend = forward.extend
+
+    def counted(rows: Any, ids: Any, starts: Any) -> Any:
+        passes.append(len(rows) * max(map(len, ids)))
+        return extend(rows, ids, starts)
+
+    async def go() -> list[Sampled]:
+        prompts = [list(range(1, 10 + 9 * i)) for i in range(8)]
+        tasks = [asyncio.create_task(engine.sample(p, Sampling(max_tokens=200, seed=1))) for p in prompts]
+        while len(engine._running()) < 8:  # noqa: ASYNC110 -- the engine has no event for it
+            await asyncio.sleep(0)
+        monkeypatch.setattr(forward, "extend", counted)
+        await engine.update(ModuleWeights(modules[1], 1))
+        monkeypatch.setattr(forward, "extend", extend)
+        return await asyncio.gather(*tasks)
+
+    outs = asyncio.run(go())
+    assert passes and max(passes) <= 60
+    for i, out in enumerate(outs):
+        ids, start = [*range(1, 10 + 9 * i), *out.ids], 9 + 9 * i
+        with torch.no_grad():
+            new = modules[1](input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        own = [float(new[at - 1, ids[at]]) for at, v in enumerate(out.versions, start) if v == 1]
+        assert own and own == pytest.approx([x for x, v in zip(out.logps, out.versions, strict=True) if v], abs=1e-4)
+
+
 @pytest.mark.parametrize("in_flight, recompute", [(True, True), (True, False), (False, True)])
 def test_each_token_has_the_version_that_sampled_it(in_flight: bool, recompute: bool) -> None:
     """In flight a reply goes from one version to the next; else it ends first, and a later one waits. Log-probs are

@@ -465,13 +465,13 @@ class EmbeddedEngine(TokenEngine):
 
     def _recompute(self) -> None:
         """Compute the cache of running sequences again, under new weights."""
-        rows = self._slots.live
-        if not rows:
+        cached = {row: self._rows_request(row).cached for row in self._slots.live}
+        if isinstance(self._forward, BatchForward) and cached:
+            rows = range(self._forward.rows)
+            self._forward.extend(rows, [cached.get(row, (0,)) for row in rows], [0] * len(rows))
             return
-        if isinstance(self._forward, BatchForward):
-            rows = list(range(self._forward.rows))
-        requests = [self._slots.rows[row].request for row in rows]
-        self._forward.extend(rows, [(0,) if r is None else r.cached for r in requests], [0] * len(rows))
+        for _ in self._prefill([(row, 0) for row in cached], cached).__await__():
+            pass  # all passes at once: no other task runs between them
 
     def _fail(self, error: Exception) -> None:
         """Raise *error* in all waiting tasks, as a failure of ours and not of the policy."""
