@@ -119,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Ctrl-C; 141: nothing reads the output. With ``--json``, an error or interruption is also a JSON object on stdout.
     """
     if sys.platform == "win32":
-        return _fail("Quintain runs on Linux and macOS; on Windows, use WSL", "UsageError", 2, "--json" in sys.argv)
+        return _fail("Quintain runs on Linux; on Windows, use WSL", "UsageError", 2, "--json" in sys.argv)
     from ..training.threads import set_threads
     from ..training.watchdog import Watchdog, end_without_threads, seconds_of, warn
 

@@ -32,8 +32,8 @@ Examples:
   quintain train --resume arithmetic-1
 
 A recipe that begins with extends = "quickstart" (or "code", "pretrained", a path) lists the keys that differ; other
-recipes have the defaults of docs/recipes.md. The default model is first fine-tuned for about a minute and cached;
-`quintain start` does only that.
+recipes have the defaults of docs/recipes.md. The default model is first fine-tuned, for one to several minutes,
+and cached (that of arithmetic is included); `quintain start` does only that.
 """
 
 

@@ -201,10 +201,9 @@ class EnvironmentSuite(_Suite):
         """Result and task go through JSON; the rewards see nothing else."""
         environment = self.build()
         for r in [*self.play(ControlEngine(environment, "oracle")), *self.play(_babbler())]:
-            data = r.to_json()
-            back = Rollout.from_json(data, type(r.task), type(r.result))
-            assert (back.task, back.result) == (r.task, r.result)
-            assert back.to_json() == data
+            back = Rollout.from_json(r.to_json(), type(r.task), type(r.result))
+            assert (back.task, back.result) == (r.task, r.result), f"task {r.task.id} or its result changes when stored"
+            assert back.to_json() == r.to_json(), f"the rollout of task {r.task.id} changes when stored"
             group = Group(task=back.task, rollouts=(back,), environment=back.environment)
             again = self.run(rescore(environment, group, self._started)).rollouts[0]
             assert (again.outcome, again.shaping) == (r.outcome, r.shaping), "a stored rollout scores differently"
@@ -284,7 +283,8 @@ class RewardSuite(_Suite):
         if not isinstance(self.reward, RewardFunction) or self.reward.range is None:
             pytest.skip("the reward declares no range")
         low, high = self.reward.range
-        assert all(low <= s.total <= high for s in self.scores(self._cases()))
+        outside = [s.total for s in self.scores(self._cases()) if not low <= s.total <= high]
+        assert not outside, f"scores of {outside[:5]} are outside the declared range of {low} to {high}"
 
     def _cases(self) -> list[Rollout[Any, Any]]:
         cases = [*(r for r, _ in self.gold()), *self.exploits()]
