@@ -17,9 +17,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed: bash tools/vllm_env.s
 
 import torch
 
-from quintain import LimitReached, Sampling
+from quintain import InfrastructureError, LimitReached, Sampling
 from quintain.errors import UsageError
 from quintain_vllm import SleepUnsupportedError, VLLMEngine
+from quintain_vllm.requests import sampled
 
 from ..core.models import tiny_model
 from .vllm_kit import TOKENIZER, Running, plain_logps, prompts
@@ -172,6 +173,12 @@ def test_a_cancelled_request_frees_its_slot(running: Running) -> None:
     left, ended = running.do(cancel())
     assert left == 0
     assert any(isinstance(e, asyncio.CancelledError) for e in ended)
+
+
+def test_a_reply_that_another_client_aborts_is_a_failure() -> None:
+    """It would be scored as a whole reply."""
+    with pytest.raises(InfrastructureError, match="cut the turn off"):
+        sampled((1, 2), (-0.5, -0.1), (("3", 0, 2),), "abort", None)
 
 
 def test_a_group_computes_its_prompt_once(running: Running) -> None:

@@ -70,7 +70,7 @@ def sampled(
         InfrastructureError: the turn was cut off, a log-prob is NaN or a token has no version.
     """
     tokens, values = tuple(ids), tuple(logps)
-    if finish not in ("stop", "length", "abort"):
+    if finish not in ("stop", "length"):  # "abort": by another client; a part of a reply is no reply
         raise InfrastructureError(f"vLLM cut the turn off (finish reason {finish!r})")
     if any(map(math.isnan, values)):
         raise InfrastructureError("the model gave NaN logits; its weights have diverged or overflow in this dtype")
@@ -85,6 +85,6 @@ def sampled(
         ids=tokens,
         logps=tuple(min(0.0, x) for x in values),
         versions=tuple(versions),
-        finish="cancelled" if finish == "abort" else finish,
+        finish=finish,
         stop=stop if finish == "stop" else None,
     )
