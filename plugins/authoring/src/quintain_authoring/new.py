@@ -98,7 +98,7 @@ KINDS = {
 }
 EPISODES = {
     "single-turn": "Sums of two whole numbers.",
-    "multi-turn": "Count on in steps, a number per turn.",
+    "multi-turn": "Count in steps, a sum per turn.",
     "tools": "Look the price of an item up with a tool.",
 }
 """Kinds of episodes of a new environment, the default first, with their summaries."""
