@@ -1,9 +1,12 @@
-"""Schedules for Quintain: how far sampling runs ahead of the learner, and which waiting episode starts next."""
+"""Schedules for Quintain: how far sampling runs ahead of the learner, which waiting episode starts next, and a pool of
+engines.
+"""
 
 from __future__ import annotations
 
 from .orders import LongestFirst
+from .pool import EnginePool
 from .presets import Areal, OneStepOff, Pipeline
 from .repack import repack
 
-__all__ = ["Areal", "LongestFirst", "OneStepOff", "Pipeline", "repack"]
+__all__ = ["Areal", "EnginePool", "LongestFirst", "OneStepOff", "Pipeline", "repack"]
