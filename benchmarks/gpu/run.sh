@@ -12,4 +12,6 @@ done
 # Where vLLM is installed beside Quintain: the embedded engine, vLLM in the process and behind a server, generate.
 if "$python" -c "import vllm" 2> /dev/null; then
     "$python" -m benchmarks.engines --device "$device" "$@"
+else
+    echo "benchmarks.engines is left out: $python has no vLLM (pip install 'quintain-vllm[gpu]'; on a CPU: bash tools/vllm_env.sh)"
 fi
