@@ -269,7 +269,7 @@ def test_what_cannot_be_checked_is_refused(faulty: Path, capsys: Any) -> None:
     for words, message in {
         ("arithmetik",): "did you mean 'arithmetic'?",
         ("faulty.py:SEEN",): "is a count; expected an environment",
-        ("grpo", "--arg", "epochs=2"): "--arg is for environments and rewards",
+        ("grpo", "--arg", "epochs=2"): "--arg is for environments, rewards and services",
         ("arithmetic", "--stateful"): "are for rewards",
     }.items():
         assert 2 == main(["check", *words])

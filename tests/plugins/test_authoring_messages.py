@@ -152,9 +152,62 @@ def test_without_tasks_the_other_checks_are_left_out(mistakes: Path, capsys: Any
     assert ["every split has tasks"] == list(failures(capsys, "mistakes.py:Dictionaries"))
 
 
-def test_a_component_of_another_kind_is_named(capsys: Any) -> None:
-    assert 2 == main(["check", "sync"])
-    assert "'sync' is of the kind schedule; kinds that can be checked: environment" in capsys.readouterr().err
+def test_other_kinds_have_their_manifest_checked(capsys: Any) -> None:
+    assert 0 == main(["check", "one_step_off"])
+    assert capsys.readouterr().out.startswith("schedule one_step_off\nok       manifest\n")
+
+
+SERVICES = """
+from quintain import Service
+
+class Counts(Service):
+    def __init__(self, *, first: int = 0):
+        self.counts = {"a": (first, 1)}
+    def state(self):
+        return {"counts": dict(self.counts)}
+    def restore(self, state):
+        self.counts = state["counts"]
+
+class Open(Counts):
+    def state(self):
+        return {"lock": object()}
+
+class Numbered(Counts):
+    def state(self):
+        return {"counts": {1: 2, **self.counts}}
+    def restore(self, state):
+        self.counts = {int(key): value for key, value in state["counts"].items() if key != "a"} | {"b": 0}
+
+class Forgetful(Service):
+    def state(self):
+        return {"n": 1}
+
+class Closed(Service):
+    async def __aenter__(self):
+        raise RuntimeError("no key")
+
+class Absent(Service):
+    async def __aenter__(self):
+        pass
+"""
+
+
+def test_services_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "services.py").write_text(SERVICES)
+
+    assert 0 == main(["check", "services.py:Counts", "--arg", "first=3", "--json"])
+    rows = json.loads(capsys.readouterr().out)["checks"]
+    assert ("its state survives a checkpoint", "ok") == (rows[-1]["name"], rows[-1]["status"])
+    for name, row, message in (
+        ("Open", "its state survives a checkpoint", "return numbers, text, lists, dicts"),
+        ("Numbered", "its state survives a checkpoint", "after `restore` of that"),
+        ("Forgetful", "class", "it has `state` without `restore`"),
+        ("Closed", "starts and stops", "RuntimeError: no key (services.py, line "),
+        ("Absent", "starts and stops", "end it with `return self`"),
+    ):
+        assert message in failures(capsys, f"services.py:{name}")[row]
 
 
 def test_advantages_are_checked(mistakes: Path, capsys: Any) -> None:

@@ -12,8 +12,9 @@ import click
 from quintain.cli import Component, Count, current, services_of
 from quintain.errors import UnknownNameError, UsageError
 
-KINDS = ("environment", "reward", "algorithm", "hooks")
-CHECKED = f"kinds that can be checked: {', '.join(KINDS)}"
+KINDS = ("environment", "reward", "algorithm", "hooks", "service")
+OTHER_KINDS = ("engine", "learner", "curriculum", "model", "schedule", "tool_format", "command")
+"""Kinds of which the import and the manifest are checked. A name that also has one of `KINDS` is of that kind."""
 COLOURS = {"ok": "green", "failed": "red", "skipped": "dim", "warning": "magenta"}
 
 
@@ -30,7 +31,7 @@ class Checker(click.Command):
 
 @click.command(cls=Checker)
 @click.argument("name")
-@click.option("--kind", type=click.Choice(KINDS), help="Kind of the component, where NAME is ambiguous.")
+@click.option("--kind", type=click.Choice([*KINDS, *OTHER_KINDS]), help="Kind of NAME, if it has several.")
 @click.option("--arg", "-a", "args", multiple=True, metavar="KEY=VALUE", help="Field of the component (repeatable).")
 @click.option("--service", "services", multiple=True, metavar="SLOT=NAME", help="Service of a slot (repeatable).")
 @click.option("--service-arg", "service_args", multiple=True, metavar="SLOT.KEY=VALUE", help="Setting of a service.")
@@ -60,8 +61,9 @@ def check(
     Of each kind: its manifest, and descriptions that are stale. Of an environment: its class, tasks (repeatable, also
     in another process, unique, disjoint, stored unchanged), controls, odd replies, stored rollouts, repeatable
     episodes, 64 concurrent episodes, demonstrations, and replies that may exploit its reward. Of a reward: scores that
-    repeat and stay in range. Of an algorithm or hooks: import and signatures. Exit status: 0 if all checks pass, 1 if
-    one fails, 2 if there is nothing to check.
+    repeat and stay in range. Of an algorithm: finite advantages and gradients. Of hooks: signatures. Of a service: it
+    starts, and its state survives a checkpoint. Exit status: 0 if all checks pass, 1 if one fails, 2 if there is
+    nothing to check.
 
     \b
     quintain check arithmetic
@@ -69,13 +71,14 @@ def check(
     quintain check math_equal --env arithmetic
     """
     from .checks import check_algorithm, check_environment, check_hooks, check_manifest, check_reward
+    from .service_checks import check_service
 
     component = find(name, kind)
     settings = fields(args)
     if component.kind != "reward" and (env is not None or stateful):
         raise UsageError(f"--env and --stateful are for rewards; {name!r} is of the kind {component.kind}")
-    if component.kind in ("algorithm", "hooks") and settings:
-        raise UsageError(f"--arg is for environments and rewards; {name!r} is of the kind {component.kind}")
+    if component.kind not in ("environment", "reward", "service") and settings:
+        raise UsageError(f"--arg is for environments, rewards and services; {name!r} is of the kind {component.kind}")
     rows = check_manifest(component)
     chosen = services_of(services, service_args)
     if component.kind == "environment":
@@ -84,8 +87,10 @@ def check(
         rows += check_reward(component, settings, chosen, environment=env, episodes=episodes, stateful=stateful)
     elif component.kind == "algorithm":
         rows += check_algorithm(component)
-    else:
+    elif component.kind == "hooks":
         rows += check_hooks(component)
+    elif component.kind == "service":
+        rows += check_service(component, args, chosen)
     failed = [row for row in rows if row.status == "failed"]
     if as_json:
         report = {"ok": not failed, "kind": component.kind, "name": name, "checks": [asdict(row) for row in rows]}
@@ -106,36 +111,34 @@ def find(name: str, kind: str | None) -> Component:
     if ":" in name:
         found = registry.find(kind or "environment", name)
         return Component(kind=kind or kind_of(registry.resolve(found), name), name=name, target=name, origin="local")
-    matches = [k for k in KINDS if registry.matching(name, k)] if kind is None else [kind]
-    if len(matches) > 1:
-        raise UsageError(f"{name!r} is of the kinds {', '.join(matches)}; choose with --kind")
-    if not matches:
-        known = [c.name for k in KINDS for c in registry.components(k)]
-        if other := [c for c in registry.components() if name in (c.name, c.id)]:
-            doctor = f"; `quintain doctor {other[0].distribution}` imports it"
-            raise UsageError(f"{name!r} is of the kind {other[0].kind}; {CHECKED}{doctor}")
-        hint = f"Install its distribution first (pip install -e .); `quintain doctor` names faults in one; {CHECKED}"
-        raise UnknownNameError.of("component", name, known, hint)
-    return registry.find(matches[0], name)
+    for kinds in (KINDS[:4], (*KINDS[4:], *OTHER_KINDS)) if kind is None else ((kind,),):
+        matches = [k for k in kinds if registry.matching(name, k)]
+        if len(matches) > 1:
+            raise UsageError(f"{name!r} is of the kinds {', '.join(matches)}; choose with --kind")
+        if matches or kind:
+            return registry.find(kind or matches[0], name)
+    known = [c.name for c in registry.components()]
+    hint = "Install its distribution first (pip install -e .); `quintain doctor` names faults in one"
+    raise UnknownNameError.of("component", name, known, hint)
 
 
 def kind_of(value: Any, name: str) -> str:
     """The kind of an object in a file or module."""
     from types import FunctionType, ModuleType
 
-    from quintain import Algorithm, Environment, Reward
+    from quintain import Algorithm, Environment, Reward, Service
 
-    if isinstance(value, type) and issubclass(value, Environment):
-        return "environment"
+    for kind, base in (("environment", Environment), ("service", Service)):
+        if isinstance(value, type) and issubclass(value, base):
+            return kind
     for kind, types in (("reward", Reward), ("algorithm", Algorithm), ("hooks", ModuleType)):
         if isinstance(value, types):
             return kind
     if any(name.startswith("quintain_on_") for name in dir(value)):  # a tracker
         return "hooks"
     fix = "; if it is a reward, write `@reward` above its `def`" if isinstance(value, FunctionType) else ""
-    raise UsageError(
-        f"{name!r} is a {type(value).__name__}; expected an environment, a reward, an algorithm or hooks{fix}"
-    )
+    kinds = "an environment, a reward, an algorithm, a service or hooks"
+    raise UsageError(f"{name!r} is a {type(value).__name__}; expected {kinds}{fix}")
 
 
 def fields(pairs: Sequence[str]) -> dict[str, Any]:
