@@ -21,6 +21,7 @@ from quintain.models import HFTokenizer
 from quintain.testing import run_episode
 from quintain.training.checkpoint import Checkpoint
 from quintain.training.run_folder import RunFolder
+from quintain.training.summary import evaluation_of
 from quintain_env_games import Duel, Opponent
 from quintain_league import League, SeatedControls, SelfPlaySuite
 
@@ -217,6 +218,8 @@ def test_a_run_plays_against_its_earlier_selves(tmp_path: Path, monkeypatch: pyt
     assert "quintain-league/league" in (tmp_path / "runs/self/recipe.toml").read_text()
     assert [1, 2] == [one["version"] - selves[0]["version"] + 1 for one in selves]
     assert any((selves[0]["weights"][n] != selves[1]["weights"][n]).any() for n in selves[0]["weights"])
+    hint = evaluation_of(RunFolder("runs/self", lock=False))  # without a learner the rival is the run itself
+    assert 0 == main([*hint, "--tasks", "1", "--samples", "1"])
 
 
 def test_a_resumed_run_meets_the_same_selves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,11 @@ class League(Engine):
         self._replaced: list[Self] = []
         self.selves: list[Self] = []
 
+    @staticmethod
+    def in_evaluation(slot: str, args: Mapping[str, Any], run: str) -> tuple[str, Mapping[str, Any]]:
+        """In `quintain eval`, which has no learner, the policy meets itself: the best checkpoint of *run*."""
+        return "quintain/embedded", {"model": run}
+
     async def __aexit__(self, *exc: object) -> None:
         for one in (*self.selves, *self._replaced):
             await one.stop()
