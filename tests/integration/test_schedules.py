@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from quintain.engines.embedded.engine import EmbeddedEngine
 from quintain.errors import Interrupted, UsageError
 from quintain.training.check import check_recipe
 from quintain.training.checkpoint import Checkpoint
@@ -189,6 +190,26 @@ def test_a_stuck_episode_blocks_no_other(model: Path, tmp_path: Path) -> None:
 
     assert [4] * 6 == [step["groups"] for step in steps]
     assert 1 == sum(step["groups.abandoned"] for step in steps)
+
+
+def test_what_is_sampled_again_counts_in_the_totals(model: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    """Budgets of runs are compared by these: every token that the engine sampled is in them."""
+    sampled, sample = list[int](), EmbeddedEngine.sample
+
+    async def counted(self: EmbeddedEngine, ids: Any, sampling: Any) -> Any:
+        out = await sample(self, ids, sampling)
+        sampled.append(len(out.ids))
+        return out
+
+    monkeypatch.setattr(EmbeddedEngine, "sample", counted)
+    changes: dict[str, Any] = {"evaluation__every": 0, "evaluation__test__tasks": 0}
+    told = scheduled(model, {"max_staleness": 1, "stale": "retry"}, {}, "Late", **changes)
+    summary = run(tmp_path / "run", told)
+    retried = sum(step["groups.retried"] for step in metrics(tmp_path / "run")[1:])
+
+    assert retried
+    assert summary["tokens"] == sum(sampled)
+    assert summary["samples"] == len(sampled) / 2 == (6 * 4 + retried) * told.batch.group_size
 
 
 def test_failures_are_masked(model: Path, tmp_path: Path) -> None:

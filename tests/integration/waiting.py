@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from quintain import Environment, Limits, Rollout, Score, Task, reward
+from quintain import Environment, Limits, Rollout, Score, Task, TokenEngine, need, reward
 
 
 @reward(range=(0, 1))
@@ -34,6 +34,22 @@ class TwoTurns(Environment[Task, dict[str, int]]):
         if number == self.stuck and task.prompt.startswith("train"):
             await asyncio.sleep(60)
         await asyncio.sleep(number % 5 * self.pause)
+        agent.user("again")
+        await agent.turn()
+        return {"number": number}
+
+
+class Late(TwoTurns):
+    """One task in six, begun under the first weights, ends under the third ones."""
+
+    engine: TokenEngine = need("policy")
+
+    async def rollout(self, task: Task, agent: Any) -> dict[str, int]:
+        number, first = int(task.prompt.rpartition(" ")[2]), self.engine.version == 0
+        agent.user(task.prompt)
+        await agent.turn()
+        while first and number % 6 == 0 and self.engine.version < 3:  # noqa: ASYNC110 -- engines have no event for it
+            await asyncio.sleep(self.pause)
         agent.user("again")
         await agent.turn()
         return {"number": number}

@@ -221,8 +221,7 @@ def _choose(kept: Tensor, logits_CV: Tensor, target_C1: Tensor, prune: float) ->
 
 def _unpacked(kept: Tensor, vocab: int) -> Tensor:
     """Unpack bits [C, ceil(V / 8)] to booleans [C, V]."""
-    bits = (kept.unsqueeze(-1) & _BITS.to(kept.device)) != 0
-    return bits.flatten(1)[:, :vocab]
+    return ((kept.unsqueeze(-1) & _BITS.to(kept.device)) != 0).flatten(1)[:, :vocab]
 
 
 _BITS = torch.tensor([1 << k for k in range(8)], dtype=torch.uint8)

@@ -142,8 +142,7 @@ def _as_function(script: Script) -> Callable[[Sequence[Message], Random], str | 
         raise UsageError("the scripted engine has no replies; give at least one")
 
     def turn(messages: Sequence[Message], rng: Random) -> str | Reply:
-        taken = sum(m.role == "assistant" for m in messages)
-        return replies[min(taken, len(replies) - 1)]
+        return replies[min(sum(m.role == "assistant" for m in messages), len(replies) - 1)]
 
     return turn
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import NoTasksError, RunError
 from ..evaluation.evaluation import frozen_heap
@@ -47,7 +47,6 @@ class AsyncCollector(Collector):
         steps: of the run; no group is started beyond its batches.
     """
 
-    overlaps: ClassVar[bool] = True
     schedule: Schedule
     engine: TokenEngine
     steps: int
@@ -63,6 +62,7 @@ class AsyncCollector(Collector):
         self._again: list[RolloutRequest] = []  # drawn, to be started first
         self._abandoned: dict[int, RolloutRequest] = {}  # nobody waits for their episodes, which may still run
         self._unrecorded: list[RolloutRequest] = []  # abandoned, and the curriculum does not know yet
+        self._lost: list[AnyGroup] = []  # complete, but abandoned or retried, since the last batch
         self._retried, self._given_up, self._exhausted = 0, 0, ""
         self._order: EpisodeOrder | None = self.schedule.episode_order()
         self._changed = asyncio.Event()
@@ -167,6 +167,7 @@ class AsyncCollector(Collector):
         self._changed.set()
         if self._abandoned.pop(group.index, None) is not None:
             self._runner.concurrency -= self.group_size
+            self._lost.append(group)
             return ()
         request = self._running.pop(group.index)
         self._started.pop(group.index, None)
@@ -188,6 +189,7 @@ class AsyncCollector(Collector):
                 if self.schedule.stale == "retry":
                     self._retried += 1
                     self._again.append(c.request)
+                    self._lost.append(c.group)
         if self.schedule.stale == "retry":
             self._complete = [c for c in self._complete if c.reason != "stale"]
             return
@@ -220,12 +222,14 @@ class AsyncCollector(Collector):
         self._taken.sort(key=lambda c: c.group.index)
         self._complete = [c for c in self._complete if c.group.index not in {t.group.index for t in self._taken}]
         limit = f"{len(self._taken)} groups were tried, the limit of plan.attempts"
+        lost, self._lost = self._lost, []
         return Collected(
             tried=tuple(c.group for c in self._taken),
             accepted=tuple(c.group for c in self._taken if not c.reason),
             rejected=Counter(c.reason for c in self._taken if c.reason),
             size=self.groups,
             cause=(self._exhausted or limit) if len(batch) < self.groups else "",
+            lost=lost,
         )
 
     async def _progress(self) -> None:

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from ..errors import NoTasksError, RunError
 from ..evaluation.evaluation import frozen_heap
@@ -37,6 +37,7 @@ class Collected:
         size: groups of a full batch.
         rounds: number of rounds in which groups were started together.
         cause: why groups are missing after resampling; empty if none is missing.
+        lost: groups that were sampled in vain, abandoned or retried; they count in the totals of the run alone.
     """
 
     tried: tuple[AnyGroup, ...]
@@ -45,6 +46,7 @@ class Collected:
     size: int
     rounds: int = 1
     cause: str = ""
+    lost: Sequence[AnyGroup] = ()
 
     def metrics(self) -> dict[str, int]:
         """Numbers of accepted groups, missing groups and rounds."""
@@ -127,8 +129,6 @@ class Collector:
     min_group_size: int = 1
     screen: Screen
     replays: Replay = field(default_factory=Replay)
-    overlaps: ClassVar[bool] = False
-    """Whether episodes may run while the learner updates."""
     keeps: bool = field(default=False, init=False)
     """Whether `state` has the unfinished work of a step."""
 

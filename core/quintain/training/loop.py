@@ -85,7 +85,7 @@ async def train_step(run: Run) -> bool:
                 update_metrics = await run.update(scored, advantages, collected.accepted)
         with clock("sync"):
             await run.weight_sync.sync(run.learner.weights())  # the sampler takes the new version
-        run.complete(step, collected.tried)
+        run.complete(step, collected)
         last = run.finished()
         metrics = run.collector.metrics(collected) | step_metrics(
             collected.tried,

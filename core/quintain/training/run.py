@@ -270,12 +270,13 @@ class Run:
                 example = "" if reason in kind else f"; the first: {reason}"
                 self.screen.warn(f"{count} episodes failed and were left out: {kind}{example}")
 
-    def complete(self, step: int, groups: Sequence[AnyGroup]) -> None:
+    def complete(self, step: int, collected: Collected) -> None:
         """Advance the state of the run by one step, and record the outcomes in the curriculum."""
         self.state.step = step
-        self.collector.complete({g.index: success_of(g) for g in groups})
-        self.state.samples += sum(len(g.rollouts) for g in groups)
-        self.state.tokens += sum(r.tokens for g in groups for r in g.rollouts)
+        self.collector.complete({g.index: success_of(g) for g in collected.tried})
+        rollouts = [r for g in (*collected.tried, *collected.lost) for r in g.rollouts]
+        self.state.samples += len(rollouts)
+        self.state.tokens += sum(r.tokens for r in rollouts)
 
     def record(self, step: int, groups: Sequence[AnyGroup], metrics: Mapping[str, Any]) -> None:
         """Write the step to disk, with the names of the active alerts; then notify hooks and screen."""

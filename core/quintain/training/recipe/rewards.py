@@ -46,8 +46,7 @@ def parse_reward(text: str, resolve: Resolve, *, where: str = "reward") -> Rewar
         RecipeError: *text* is not in the grammar, or a number is out of range; with the column.
         UnknownNameError: *resolve* raised it; with the column.
     """
-    line = text.strip().replace("\n", " ")
-    value = _Walk(line, resolve, where).top()
+    value = _Walk(text.strip().replace("\n", " "), resolve, where).top()
     return constant(value) if isinstance(value, (int, float)) else value
 
 
