@@ -154,6 +154,21 @@ def test_eval_that_is_interrupted_says_so_in_json(
 
 
 @pytest.mark.usefixtures("plugins")
+def test_eval_that_is_stopped_before_its_first_rollout_ended_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def rollout(self: Doubling, task: Task, agent: Agent) -> None:
+        if task.answer == 400:
+            signal.raise_signal(signal.SIGTERM)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Doubling, "rollout", rollout)
+    status, text, err = called(capsys, "doubling", "-e", "@oracle", "--concurrency", "1")
+    assert (status, text) == (130, "")
+    assert "interrupted before the first rollout ended: nothing was evaluated" == err.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_eval_shows_and_writes_what_is_finished_when_it_is_stopped(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: int

@@ -27,7 +27,7 @@ from quintain.training.recipe.tables import Recipe
 from quintain.training.run_folder import RunFolder
 from quintain.training.screen import program
 from quintain.training.sources import ModelRequest, ModelSource
-from quintain.training.summary import curves
+from quintain.training.summary import curves, evaluation_of
 from quintain.types.rollout import Rollout
 from quintain.types.sampling import Sampling
 from quintain.types.task import Message, Task
@@ -267,6 +267,19 @@ def test_runs_says_that_the_model_is_prepared(
     assert status == 130 and seen == ["running", "preparing"]
     assert "stopped; continue with: " in err and "quintain train --resume runs/doubling-1" in err
     assert list_runs("runs")[0].state == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("asked", "measured", "words"), [(50, 50, "--tasks 50"), (50, 6, ""), (50, None, "--tasks 50")]
+)
+def test_the_next_evaluation_has_no_more_tasks_than_the_split(
+    place: Path, asked: int, measured: int | None, words: str
+) -> None:
+    recipe = Recipe.parse('[[environments]]\nuse = "doubling"\n', ["evaluation.test.tasks=50"])
+    with RunFolder.create("runs/some", recipe.to_toml()) as folder:
+        folder.write_summary({"held_out": {"after": {"accuracy": 1.0, "tasks": measured}}})
+        command = " ".join(evaluation_of(folder))
+    assert words in command and ("--tasks" in command) == bool(words)
 
 
 def test_the_summary_says_what_draws_the_curves(place: Path) -> None:

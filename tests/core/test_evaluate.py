@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -192,6 +193,21 @@ def test_what_cannot_be_evaluated_says_why() -> None:
         tasks_of(Wrong(), "test")
     with pytest.raises(UsageError, match="has no reward"):
         measured(Unjudged())
+
+
+def test_controls_read_their_split_twice() -> None:
+    """Once for the tasks, and once to see that they are the same."""
+    read: list[str] = []
+
+    class Counted(Doubling):
+        def tasks(self, split: str) -> Iterable[Task]:
+            read.append(split)
+            return super().tasks(split)
+
+    asyncio.run(check_controls(Counted(), count=4))
+    assert {"test": 2, "train": 1} == Counter(read)
+    with pytest.raises(UsageError, match="0 tasks were asked for"):
+        asyncio.run(check_controls(Doubling(), count=0))
 
 
 def test_controls_are_checked() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from quintain.engines.embedded.engine import SLOTS, EmbeddedEngine
 from quintain.errors import RunError
 from quintain.models.hf import saved_parameters
 from quintain.models.load import cache_bytes
-from quintain.training.build import memory_advice, remarks, run_training
+from quintain.training.build import memory_advice, model_for, remarks, run_training
 from quintain.training.provenance import header
 from quintain.training.recipe.load import bundled
 from quintain.training.recipe.tables import Recipe
@@ -116,6 +118,18 @@ def test_adapters_with_a_rate_for_all_weights_get_a_note() -> None:
 
     assert any("adapters usually need 1e-5 to 5e-5" in note for note in remarks(lora, resolve_algorithm(lora), []))
     assert [] == remarks(default, resolve_algorithm(default), [])
+
+
+def test_a_resume_names_the_checkpoint_that_it_loads(tmp_path: Path) -> None:
+    """Not the model of the recipe, which it does not read."""
+    save_tiny(tmp_path)
+    recipe = Recipe.parse(bundled("pretrained"), ["model.name=nobody/nothing"])
+    out = io.StringIO()
+    checkpoint: Any = SimpleNamespace(model=tmp_path, step=7, tokenizer="")
+    model_for(recipe, [], checkpoint, Screen(out), nullcontext)
+
+    assert out.getvalue().startswith("loading the checkpoint of step 7\n")
+    assert "nobody" not in out.getvalue()
 
 
 # ---------------------------------------------------------------- the dry run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from quintain.errors import UsageError
 from quintain.registry.lookup import isolated
@@ -14,7 +15,7 @@ from quintain.training.run_folder import RunFolder
 from quintain.training.summary import curves
 from quintain.types.rollout import Score
 from quintain_alerts.conditions import ALERTS
-from quintain_viewer import draw, picture
+from quintain_viewer import add_legend, draw, picture
 
 from ..core.test_health import evaluation, group, rollout
 
@@ -66,3 +67,18 @@ def test_curves_are_shaded() -> None:
     rung_run = [{**r, "alerts": [*(alert.name for alert in ALERTS), "of a later version"]} for r in plain_run]
 
     assert picture(rung_run) != picture(plain_run)
+
+
+def test_a_legend_above_a_panel_covers_no_curve() -> None:
+    figure = Figure(figsize=(4.8, 2.7), layout="constrained")
+    panel = figure.subplots()
+    panel.set_title("length (tokens)", loc="left")
+    for name, level in (("right", 0.0), ("wrong", 0.5), ("all", 1.0)):
+        panel.plot([0, 1], [level, level], label=name)
+    add_legend(panel, "above")
+    figure.draw_without_rendering()
+    legend, axes = panel.get_legend().get_window_extent(), panel.get_window_extent()
+
+    assert legend.y0 >= axes.y1
+    assert legend.x0 > panel._left_title.get_window_extent().x1
+    assert legend.x1 <= figure.bbox.x1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from html.parser import HTMLParser
@@ -65,6 +66,17 @@ def test_filters_select_rollouts(runs: Path, capsys: pytest.CaptureFixture[str],
     assert expected == len(views)
     if "--failed" in words and "--wrong" not in words:
         assert {("failed", "timeout", 2)} == {(v["result"], v["termination"], v["attempts"]) for v in views}
+
+
+def test_few_rollouts_are_of_different_groups(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two samples of one group show the same task twice; a third rollout has no group of its own in the newest step."""
+
+    def groups(limit: str) -> list[tuple[int, int]]:
+        return [(v["step"], v["group"]) for v in found(runs, capsys, "--right", "-n", limit)]
+
+    assert 2 == len(set(groups("2")))
+    assert [2, 2, 2] == [step for step, _ in groups("3")]
+    assert groups("3") == sorted(groups("3"))
 
 
 def test_unknown_runs_steps_and_ranges_are_refused(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,24 +210,22 @@ def test_a_limited_page_says_so(runs: Path, tmp_path: Path, capsys: pytest.Captu
     assert "8 of 16 rollouts, from 1 of 2 steps; -n 16 shows all" in capsys.readouterr().err
 
 
+def browse(url: str, size: str, profile: Path) -> subprocess.CompletedProcess[str]:
+    """The page at *url* as headless Chromium has built it, on standard output."""
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    words = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--window-size={size}"]
+    words += ["--virtual-time-budget=3000", f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+    return subprocess.run([*words, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("size", ["1280,900", "390,844"])
 def test_the_page_works_in_a_browser(page: Path, tmp_path: Path, size: str) -> None:
     """Headless Chromium shows the groups, samples and tokens that match, and runs nothing of a model."""
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs Chromium: apt-get install chromium")
-    words = [
-        chromium,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--window-size={size}",
-        "--virtual-time-budget=3000",
-    ]
-    words += [f"--user-data-dir={tmp_path / 'profile'}", "--host-resolver-rules=MAP * ~NOTFOUND"]
     url = f"{page.as_uri()}#search=injected&result=wrong&tab=tokens&colour=advantage&reading=1"
-    done = subprocess.run([*words, "--dump-dom", url], capture_output=True, text=True, timeout=120, check=True)
+    done = browse(url, size, tmp_path / "profile")
     elements = Elements(done.stdout)
 
     assert "<title>sums · rollouts</title>" in done.stdout
@@ -227,3 +237,23 @@ def test_the_page_works_in_a_browser(page: Path, tmp_path: Path, size: str) -> N
     assert "advantage -1" in done.stdout
     assert 'title="&quot;The answer&quot;, id 2, policy; log-prob -0.01' in done.stdout
     assert "Content Security Policy" not in done.stderr
+
+
+@pytest.mark.ci
+def test_samples_that_fit_are_not_scrolled(page: Path, tmp_path: Path) -> None:
+    """A tab that is higher than the window has a scroll bar, whose width the samples do not lose."""
+    measure = (
+        "const button = name => [...document.querySelectorAll('.tabs button')].find(b => b.textContent === name);"
+        "const places = ['tokens', 'conversation', 'scores'].map(name => {"
+        "document.querySelectorAll('.sample')[3].click(); button(name).click();"
+        "const row = document.querySelector('.samples');"
+        "return `${name} ${row.scrollLeft} of ${row.scrollWidth - row.clientWidth}`; });"
+        "document.title = places.join(', ');"
+    )
+    text = re.sub("<meta http-equiv[^>]*>", "", page.read_text())
+    copy = tmp_path / "measured.html"
+    copy.write_text(text.replace("</body>", f"<script>{measure}</script></body>"))
+
+    done = browse(copy.as_uri(), "1280,600", tmp_path / "profile")
+
+    assert "<title>tokens 0 of 0, conversation 0 of 0, scores 0 of 0</title>" in done.stdout

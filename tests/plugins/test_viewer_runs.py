@@ -84,13 +84,42 @@ def test_a_pipe_is_not_truncated(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_narrow_terminals_have_fewer_columns(folder: Path) -> None:
-    infos = [run_info(folder / "done")]
-    for width, missing in ((120, set()), (100, {"model"}), (80, {"model", "environments"})):
-        titles, (row,) = listed(infos, width)
+    """The columns that are wide or known from the name go first; a list of short rows keeps all."""
+    order = ("model", "tokens/s", "environments", "algorithm", "started")
+    for name in ("done", "arithmetic-with-a-schedule-2"):
+        make(folder, name, finished=True).close() if name != "done" else None
+        infos = [run_info(folder / name)]
+        for width in (140, 120, 100, 80):
+            titles, (row,) = listed(infos, width)
+            missing = [title for title in order if title not in titles]
 
-        assert missing == {"model", "environments"} - set(titles)
-        assert len(titles) == len(row)
-        assert width >= sum(max(len(t), len(c)) + 2 for t, c in zip(titles, row, strict=True))
+            assert missing == list(order[: len(missing)])
+            assert width >= sum(max(len(t), len(c)) + 2 for t, c in zip(titles, row, strict=True)) - 2
+            assert width < 140 or not missing
+
+
+def test_the_speed_of_sampling(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Over all steps: 400 tokens in 2 s and 200 in 1 s and 900 in 7 s are 150 a second."""
+    with make(folder, "timed") as run:
+        for step, tokens, seconds in ((3, 400, 2.0), (4, 200, 1.0), (5, 900, 7.0)):
+            run.append({"step": step, "tokens": tokens, "seconds.rollouts": seconds})
+    assert 150 == run_info(folder / "timed").tokens_per_second
+    assert run_info(folder / "done").tokens_per_second is None
+    assert 0 == main(["runs", "timed", "done", "--folder", str(folder)])
+    assert "tokens/s" in capsys.readouterr().out
+
+
+def test_names_of_keys_are_not_broken(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """On a terminal of 80 columns a key of the recipe can be searched for and copied."""
+    for name, value in {"COLUMNS": "80", "TTY_COMPATIBLE": "1", "TERM": "dumb"}.items():
+        monkeypatch.setenv(name, value)
+    recipe = folder / "done" / "recipe.toml"
+    recipe.write_text(recipe.read_text() + '[model.start.args]\ncheck_every_updates = "abcdefghi"\n')
+    assert 0 == main(["runs", "done", "ended", "killed", "--folder", str(folder)])
+    lines = capsys.readouterr().out.splitlines()
+
+    assert any(line.startswith("model.start.args.check_every_updates ") for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_runs_side_by_side(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -140,24 +140,20 @@ def _run(words: list[str], as_json: bool) -> int:
     try:
         status: Any = root.main(args=words, prog_name="quintain", standalone_mode=False)
     except click.ClickException as e:
-        text, context = e.format_message(), getattr(e, "ctx", None)
+        text, context = e.format_message().rstrip("."), getattr(e, "ctx", None)
         if type(e).__name__ == "NoArgsIsHelpError" and not as_json:  # the message is the help
             click.echo(text, err=True)
             return e.exit_code
         hint = f" (`{context.command_path} --help` shows the options)" if context else ""
         return _fail(f"{text[:1].lower()}{text[1:]}{hint}", type(e).__name__, e.exit_code, as_json)
-    except UsageError as e:
-        return _fail(str(e), type(e).__name__, 2, as_json)
     except QuintainError as e:
-        return _fail(str(e), type(e).__name__, 1, as_json)
+        return _fail(str(e), type(e).__name__, 2 if isinstance(e, UsageError) else 1, as_json)
     except ModuleNotFoundError as e:
         if e.name not in EXTRA:
             raise
         return _fail(f"this needs {e.name}: pip install 'quintain[train]'", "UsageError", 2, as_json)
     except (click.Abort, KeyboardInterrupt) as e:
-        if as_json:
-            _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
-        return INTERRUPTED
+        return _fail(str(e) or "interrupted", "Interrupted", INTERRUPTED, as_json)
     except SystemExit as e:  # of an author's code, such as a library that calls sys.exit(0): the work is not done
         if "_QUINTAIN_COMPLETE" in os.environ:  # click has completed the line of a shell
             raise
@@ -181,5 +177,5 @@ def _fail(message: str, kind: str, status: int, as_json: bool) -> int:
     else:
         from ..training.screen import printable
 
-        click.echo(f"error: {printable(message)}", err=True)
+        click.echo(f"{'error: ' * (status != INTERRUPTED)}{printable(message)}", err=True)
     return status

@@ -61,7 +61,7 @@ CONTROL_TASKS = 100
     type=click.FloatRange(0, 1),
     default=0.1,
     show_default=True,
-    help="Exit with status 1 if more than this share of rollouts fail.",
+    help="Largest share that may fail.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="Write the rollouts to FILE.parquet or FILE.jsonl.")
 @click.option("--controls", is_flag=True, help="Check that the environment's control policies score as declared.")
@@ -128,27 +128,22 @@ def evaluate(
     if engine in spec.component.controls():
         raise UsageError(f"{engine!r} is a control of {spec.name!r} and no engine: --engine @{engine}")
     check_args(spec.component, spec.args, who=f"environment {spec.name!r}")  # before services start
-    default = 0.0 if samples == 1 else 1.0
+    default = float(samples > 1)
     try:
         sampling = Sampling(temperature=default if temperature is None else temperature, max_tokens=max_tokens)
     except ValueError as e:
         raise UsageError(str(e)) from e
-    settings: dict[str, Any] = {
-        "split": split,
-        "samples": samples,
-        "sampling": sampling,
-        "ks": _ks(ks),
-        "concurrency": concurrency,
-        "retries": retries,
-        "seed": seed,
-        "name": environment,
-    }
+    settings: dict[str, Any] = {"name": environment, "split": split, "samples": samples, "sampling": sampling}
+    settings |= {"ks": _ks(ks), "concurrency": concurrency, "retries": retries, "seed": seed}
     if controls:
         return _show_controls(
             run_stoppable(_controls(spec, chosen, settings | {"count": tasks or CONTROL_TASKS})), as_json
         )
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
-    result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings | {"partial": True}))
+    try:
+        result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings | {"partial": True}))
+    except KeyboardInterrupt as e:
+        raise click.Abort("interrupted before the first rollout ended: nothing was evaluated") from e
     if out is not None:
         lines = (json.dumps(r.to_json()) + "\n" for r in result.rollouts)
         write_atomically(out, to_parquet(0, result.rollouts) if out.suffix == ".parquet" else "".join(lines).encode())

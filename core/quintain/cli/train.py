@@ -189,10 +189,8 @@ def _train(folder: RunFolder, quiet: bool, as_json: bool, force: bool) -> None:
             with sigterm_as_ctrl_c():
                 summary = run_training(recipe, folder, screen)
         except (Interrupted, KeyboardInterrupt) as e:
-            again = shlex.join(["train", "--resume", str(folder.shown)])
-            message = f"{str(e) or 'stopped'}; continue with: {program()} {again}"
-            screen.note(message)
-            raise click.Abort(message) from e
+            again = f"{program()} train --resume {shlex.quote(str(folder.shown))}"
+            raise click.Abort(f"{str(e) or 'stopped'}; continue with: {again}") from e
     if as_json:
         click.echo(json.dumps(summary))
         return

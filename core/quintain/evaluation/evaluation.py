@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from ..errors import EnvironmentFault, NoTasksError, UsageError, did_you_mean
@@ -158,14 +159,14 @@ class Evaluation:
     @property
     def tokens(self) -> float:
         """Mean number of tokens that the policy sampled per valid rollout."""
-        return _mean([float(r.tokens) for r in self.rollouts if r.valid])
+        return fmean([float(r.tokens) for r in self.rollouts if r.valid] or [0.0])
 
     @property
     def metrics(self) -> dict[str, float]:
         """What the environment reported, and parts of the outcome, averaged over the valid rollouts that have it."""
         scored = [(r.metrics, r.outcome.parts if r.outcome else {}) for r in self.rollouts if r.valid]
         said = [{**metrics, **(parts if len(parts) > 1 else {})} for metrics, parts in scored]
-        return {n: _mean([r[n] for r in said if n in r]) for n in sorted({n for r in said for n in r})}
+        return {n: fmean([r[n] for r in said if n in r]) for n in sorted({n for r in said for n in r})}
 
     def estimates(self) -> dict[str, Estimate | None]:
         """By name: ``pass@k`` for each k, then ``cons@k`` for each k above 1."""
@@ -355,15 +356,16 @@ def tasks_of(environment: Environment[Any, Any], split: str, count: int | None =
     return tasks
 
 
-def first_tasks(environment: Environment[Any, Any], split: str, name: str) -> list[Task]:
-    """The first tasks of *split*; warn if they are those of ``train``; raises as `tasks_of`, also if they change."""
-    first, again = (tasks_of(environment, split, COMPARED, name=name) for _ in range(2))
-    if [task.id for task in first] != [task.id for task in again]:
+def first_tasks(environment: Environment[Any, Any], split: str, name: str, count: int = COMPARED) -> list[Task]:
+    """The first *count* of *split*; warn if they are those of ``train``; raises as `tasks_of`, also if they change."""
+    most = min(count, COMPARED)
+    first, again = (tasks_of(environment, split, n, name=name) for n in (count, most))
+    if [task.id for task in first[: len(again)]] != [task.id for task in again]:
         raise EnvironmentFault(
             f"environment {name!r}: the tasks of {split!r} change from call to call, so no run could be resumed or "
             "repeated; draw random tasks with a generator that is seeded by the fields and the split"
         )
-    if split != "train" and len(first) > 1 and first == [*islice(yielded(environment, "tasks", "train"), COMPARED)]:
+    if split != "train" and len(again) > 1 and again == [*islice(yielded(environment, "tasks", "train"), most)]:
         _log.warning("environment %r: the splits 'train' and %r are equal: nothing is held out", name, split)
     return first
 
@@ -376,10 +378,6 @@ def _checked_ks(ks: Sequence[int], samples: int) -> tuple[int, ...]:
             f"k = {wrong[0]} with {samples} samples per task; expected 1 to {samples} (more with --samples)"
         )
     return tuple(sorted({1, *ks})) if ks else default_ks(samples)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,8 +405,7 @@ async def check_controls(
         As `evaluate` and `first_tasks`.
     """
     split, name = settings.get("split", "test"), settings.get("name") or type(environment).__name__
-    first_tasks(environment, split, name)
-    settings["tasks"] = tasks_of(environment, split, count, name=name)
+    settings["tasks"] = first_tasks(environment, split, name, count)
     controls = environment.controls()
     played = {n: await evaluate(environment, ControlEngine(environment, n), **settings) for n in controls}
     floor = [t.reward for t in played["nop"].results]

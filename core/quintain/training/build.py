@@ -217,7 +217,7 @@ def model_for(
     request = ModelRequest.of(recipe, screen, specs)
     # The checkpoint's model has the adapters merged; to train them, the base model is needed.
     if checkpoint is not None and request.lora is None:
-        model = request.load_model(checkpoint.model)
+        model = request.load_model(checkpoint.model, f"the checkpoint of step {checkpoint.step}")
         model.tokenizer.name = checkpoint.tokenizer or model.tokenizer.name
     else:
         with status("preparing"):

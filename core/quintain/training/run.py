@@ -249,6 +249,7 @@ class Run:
             self.screen.note(f"step {step}: {accepted}, the step continues with them: {collected.cause}")
         for line in self.collector.curriculum.notices():
             self.screen.note(f"step {step}: {line}")
+        self.screen.phase(f"step {step}: update")
 
     def batch_settings(self) -> dict[str, Any]:
         """The sampling settings that the learner needs."""

@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
@@ -18,6 +19,8 @@ from ..types.task import messages_of
 
 PAUSE = 10.0
 """Seconds between the lines that report the progress of a phase."""
+SILENCE = 60.0
+"""Seconds without a line after which plain lines say which phase still runs."""
 
 
 class Screen(AbstractContextManager["Screen"]):
@@ -33,13 +36,29 @@ class Screen(AbstractContextManager["Screen"]):
         self._out = out or sys.stderr
         self._quiet, self._dated, self._width = quiet, dated, 10**6
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
-        self._steps, self._split = 0, "held-out"
-        self._began = time.monotonic()
-        self._done_before = 0
+        self._steps, self._done_before, self._split = 0, 0, "held-out"
+        self._began = self._printed = time.monotonic()
+        self._lines, self._printing, self._ended = list[str](), False, threading.Event()
         Screen.phase(self, "")
 
+    def __enter__(self) -> Screen:
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
     def __exit__(self, *exc: object) -> None:
-        return None
+        self._ended.set()
+        self._thread.join(1.0)
+
+    def _watch(self) -> None:
+        while not self._ended.wait(1.0):
+            self.report_silence()
+
+    def report_silence(self) -> None:
+        """Say how long the phase takes by now, if the last line is `SILENCE` seconds old."""
+        if self._phase_name and time.monotonic() - self._printed >= SILENCE:
+            done = f"{self._items_done} of {self._items}, " if self._items else ""
+            self.note(f"{self._phase_name}: {done}{clock(time.monotonic() - self._phase_began)} so far")
 
     def note(self, text: str) -> None:
         """Print one line, unless quiet."""
@@ -76,7 +95,7 @@ class Screen(AbstractContextManager["Screen"]):
         more, first = self._steps - step, step == self._done_before + 1
         if first and (spent := sum(value for key, value in metrics.items() if key.startswith("seconds."))):
             self._began = time.monotonic() - spent  # without the evaluation before
-        left = self._left(step)
+        left = (time.monotonic() - self._began) / max(step - self._done_before, 1) * more
         self.note(f"step {step}/{self._steps}  {line(metrics, self._split, self._width - 28)}  left {clock(left)}")
         if first and left > 60:
             pace = f"{left / more:.2g} s" if left / more < 60 else f"{left / more / 60:.1f} min"
@@ -96,11 +115,17 @@ class Screen(AbstractContextManager["Screen"]):
         for name in (n for n in before if n not in now):
             self.note(f"alert over: {name}")
 
-    def _left(self, step: int) -> float:
-        done = step - self._done_before
-        return (time.monotonic() - self._began) / max(done, 1) * (self._steps - step)
-
     def _print(self, text: str) -> None:
+        self._lines.append(text)
+        self._printed = time.monotonic()
+        while self._lines and not self._printing:  # a line of a signal handler waits for the one that it interrupts
+            self._printing = True
+            try:
+                self._write(self._lines.pop(0))
+            finally:
+                self._printing = False
+
+    def _write(self, text: str) -> None:
         print(f"{time.strftime('%F %T ') * self._dated}{printable(text)}", file=self._out, flush=True)
 
 
@@ -109,34 +134,20 @@ class LiveScreen(Screen):
 
     def __init__(self, out: TextIO | None = None) -> None:
         super().__init__(out)
+        from rich import progress as bars
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            SpinnerColumn,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
         from rich.theme import Theme
 
         self._console = Console(file=self._out, theme=Theme({"progress.elapsed": "none"}))  # yellow by default
         self._width = self._console.width
-        self._progress = Progress(
-            SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-        )
+        counts = bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn()
+        columns = bars.SpinnerColumn(), bars.TextColumn("{task.description}"), *counts
+        self._progress = bars.Progress(*columns, console=self._console, transient=True)
         self._training: Any = None
         self._phase: Any = None
 
     def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
         self._progress.stop()
 
     def start(self, steps: int, done: int = 0, split: str = "held-out") -> None:
@@ -158,7 +169,7 @@ class LiveScreen(Screen):
         if self._training is not None:
             self._progress.update(self._training, completed=step)
 
-    def _print(self, text: str) -> None:
+    def _write(self, text: str) -> None:
         self._console.print(printable(text), highlight=False, markup=False)
 
 

@@ -57,13 +57,13 @@ class ModelRequest:
             screen=screen,
         )
 
-    def load_model(self, path: str | Path) -> LoadedModel:
-        """Load a model from a folder or the hub, with the settings of the request.
+    def load_model(self, path: str | Path, name: str = "") -> LoadedModel:
+        """Load a model from a folder or the hub, with the settings of the request; the screen shows *name*.
 
         Raises:
             UsageError: the model cannot be loaded.
         """
-        self.screen.note(f"loading {self.name}")
+        self.screen.note(f"loading {name or self.name}")
         return load_model(path, device=self.device, dtype=self.dtype, lora=self.lora)
 
 

@@ -69,6 +69,9 @@ def evaluation_of(folder: RunFolder) -> list[str]:
         words += ["--service", f"{slot}={use}"]
         words += [w for key, value in args.items() for w in ("--service-arg", f"{slot}.{key}={toml(value)}")]
     split, tasks = (test.split, test.tasks) if test.tasks != 0 else (recipe.evaluation.split, recipe.evaluation.tasks)
+    measured = ((folder.summary() or {}).get("held_out", {}).get("after") or {}).get("tasks")
+    if tasks and measured and measured < tasks and len(recipe.evaluated) == 1:
+        tasks = None  # the whole split has fewer
     for option, value, default in (
         ("--reward", environment.reward, None),
         ("--system", environment.system, None),

@@ -122,9 +122,7 @@ def compare(
         with sigterm_as_ctrl_c():
             failures = run_comparison(comparison, screen, record, failed=earlier_failures(comparison))
     except (Interrupted, KeyboardInterrupt) as e:
-        message = f"{str(e) or 'stopped'}; the same command resumes in {comparison.folder}"
-        click.echo(message, err=True)
-        raise click.Abort(message) from e
+        raise click.Abort(f"{str(e) or 'stopped'}; the same command resumes in {comparison.folder}") from e
     results = recipe_results(comparison, failures)
     content = save(comparison, results)
     plot = draw(comparison.folder, results)

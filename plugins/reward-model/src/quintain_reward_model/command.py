@@ -186,10 +186,8 @@ def _shown(screen: Screen) -> Any:
 
 def _end(training: RewardTraining, report: TrainingReport, out: Path, as_json: bool) -> None:
     if not report.finished:
-        message = f"stopped after {report.updates} of {training.updates} updates; {out} continues with --resume"
-        if not as_json:
-            click.echo(message, err=True)
-        raise click.Abort(message)
+        done = f"{report.updates} of {training.updates} updates"
+        raise click.Abort(f"stopped after {done}; {out} continues with --resume")
     if as_json:
         click.echo(json.dumps({**report.to_json(), "path": str(out)}))
         return

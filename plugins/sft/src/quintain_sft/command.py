@@ -276,10 +276,7 @@ def _shown(screen: Screen) -> Any:
 def _end(report: SFTReport, out: Path, as_json: bool) -> None:
     if not report.finished:
         where = f"; the model so far: {out}" if report.updates else "; nothing was trained yet"
-        message = f"stopped after {report.updates} updates{where}"
-        if not as_json:
-            click.echo(message, err=True)
-        raise click.Abort(message)
+        raise click.Abort(f"stopped after {report.updates} updates{where}")
     if as_json:
         click.echo(json.dumps({**report.to_json(), "path": str(out)}))
         return

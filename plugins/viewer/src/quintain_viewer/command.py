@@ -127,12 +127,12 @@ def _print_json(store: Store, chosen: Chosen, *, tokens: bool) -> None:
 
 
 def newest(found: Chosen, limit: int) -> Chosen:
-    """The first *limit* rollouts of *found*."""
+    """The first *limit* rollouts of *found*, in the order of their files."""
     chosen: Chosen = []
     for step, path, numbers in found:
         if limit <= 0:
             break
-        chosen.append((step, path, numbers[:limit]))
+        chosen.append((step, path, sorted(numbers[:limit])))
         limit -= len(numbers)
     return chosen
 

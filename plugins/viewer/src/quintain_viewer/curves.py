@@ -76,18 +76,18 @@ def _accuracy(panel: Any, metrics: Records, split: str) -> None:
     if measured:
         values = [m["held_out.accuracy"] for m in measured]
         panel.plot(steps, values, "o-", color=BLUE, ms=4, lw=2, label=f"{split}, 95 % interval")
-        offset = (-6, -14) if values[-1] > 0.5 else (-6, 8)
-        panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), offset, textcoords="offset points", ha="right")
-    add_legend(panel, "lower right")
+        beside = {"textcoords": "offset points", "va": "center", "annotation_clip": False}
+        panel.annotate(f"{values[-1]:.1%}", (steps[-1], values[-1]), (7, 0), **beside)
+    add_legend(panel, "above")
 
 
 def _reward(panel: Any, metrics: Records) -> None:
-    panel.set_title("reward (samples of training)")
+    panel.set_title("reward")
     shaped = any("reward.shaping.mean" in m for m in metrics)
     _line(panel, metrics, "reward.mean", ORANGE, "with shaping" if shaped else "")
     if shaped:
         _line(panel, metrics, "reward.outcome.mean", BLUE, "outcome", style=LINES[1])
-    add_legend(panel, "best")
+    add_legend(panel, "above")
 
 
 def _lengths(panel: Any, metrics: Records) -> None:
@@ -95,13 +95,13 @@ def _lengths(panel: Any, metrics: Records) -> None:
     _line(panel, metrics, "length.right", GREEN, "right")
     _line(panel, metrics, "length.wrong", RED, "wrong", style=LINES[1])
     _line(panel, metrics, "length.mean", GREY, "all", alpha=0.8, width=1.2, style=LINES[2])
-    add_legend(panel, "best")
+    add_legend(panel, "above")
 
 
 def _entropy(panel: Any, metrics: Records) -> None:
     panel.set_title("entropy (nats per token)")
     _line(panel, metrics, "entropy", BLUE, "")
-    panel.set_ylim(bottom=0)
+    panel.set_ylim(0, panel.get_ylim()[1] * 1.05)
 
 
 def _shade_alarm(panel: Any, name: str, first: int, last: int) -> None:

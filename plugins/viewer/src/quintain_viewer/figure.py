@@ -49,6 +49,12 @@ def shade_between(
 
 
 def add_legend(panel: Any, place: str = "best") -> None:
-    """Add a legend where something on *panel* has a label."""
-    if panel.get_legend_handles_labels()[0]:
+    """Add a legend where something on *panel* has a label; *place* is one of matplotlib's, or ``above`` the panel,
+    beside its title, where no curve is."""
+    if not (labels := panel.get_legend_handles_labels()[1]):
+        return
+    if place == "above":
+        row = {"ncols": len(labels), "borderaxespad": 0.1, "columnspacing": 1.2, "handlelength": 1.6}
+        panel.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), fontsize=8.5, **row)
+    else:
         panel.legend(loc=place, fontsize=8.5)

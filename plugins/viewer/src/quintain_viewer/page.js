@@ -112,6 +112,7 @@ function highlighted(text) {
 }
 
 function detail() {
+  const before = by("detail").querySelector(".samples")?.scrollLeft ?? 0;
   if (!chosen) { by("detail").replaceChildren(); return; }
   const {first, samples} = chosen;
   const fitting = samples.filter(matches);
@@ -139,7 +140,8 @@ function detail() {
     make("h3", {}, `sample ${sample.sample}`),
     {conversation, scores, tokens}[tab](sample));
   const card = by("detail").querySelector(".sample.chosen"), row = card.parentElement;
-  row.scrollLeft = card.offsetLeft - row.offsetLeft;
+  const left = card.offsetLeft - row.offsetLeft - 2, right = left + card.offsetWidth + 4;  // with its shadow
+  row.scrollLeft = Math.min(left, Math.max(before, right - row.clientWidth));  // no further than the card needs
 }
 
 const text = value => typeof value === "string" ? value : JSON.stringify(value);

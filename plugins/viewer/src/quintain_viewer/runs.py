@@ -16,8 +16,8 @@ from quintain.errors import QuintainError
 from quintain.training import RunFolder, clock, find_run, label, lock_owner, printable, program
 
 State = Literal["preparing", "running", "finished", "stopped", "crashed"]
-LEFT_OUT = {"model": 112, "environments": 92}
-"""Columns of the list that are left out on a terminal with fewer columns of text."""
+LEFT_OUT = ("model", "tokens/s", "environments", "algorithm", "started")
+"""Columns of the list that are left out, in this order, until the others fit on the terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,8 @@ class RunInfo:
     ``stopped`` is a run that ended in order before its last step, such as after Ctrl-C; ``crashed`` one whose process
     was killed. Times are in seconds since 1970; ``fault`` says why a folder cannot be read. ``before`` and ``after``
     are accuracies on ``split``: of the test split for a finished run that measured them, else the first and the last
-    held-out evaluation. ``settings`` are the keys of the recipe by dotted name.
+    held-out evaluation. ``tokens_per_second`` is the speed of sampling over all steps. ``settings`` are the keys of the
+    recipe by dotted name.
     """
 
     name: str
@@ -48,6 +49,7 @@ class RunInfo:
     samples: int | None = None
     tokens: int | None = None
     seconds: float | None = None
+    tokens_per_second: float | None = None
     reward: float | None = None
     fault: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -101,6 +103,7 @@ def run_info(path: Path) -> RunInfo:
             samples=summary and summary.get("samples"),
             tokens=summary and summary.get("tokens"),
             seconds=_get(summary or {}, "seconds", "total"),
+            tokens_per_second=_sampling_speed(metrics),
             reward=next((m["reward.mean"] for m in reversed(metrics) if m.get("reward.mean") is not None), None),
             settings=dict(_flat(recipe)),
         )
@@ -108,6 +111,12 @@ def run_info(path: Path) -> RunInfo:
         fault = str(e) if isinstance(e, QuintainError) else f"{type(e).__name__}: {e}"
         about: dict[str, Any] = {"started": started, "changed": changed, "fault": fault.split("\n")[0]}
         return RunInfo(name=path.name, path=path, state=state, **about)
+
+
+def _sampling_speed(metrics: Sequence[Mapping[str, Any]]) -> float | None:
+    """Sampled tokens per second of the rollouts, over all steps."""
+    timed = [(m["tokens"], m["seconds.rollouts"]) for m in metrics if m.get("tokens") and m.get("seconds.rollouts")]
+    return sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed) if timed else None
 
 
 def _get(table: Mapping[str, Any], *keys: str) -> Any:
@@ -153,8 +162,8 @@ def runs(names: Sequence[str], folder: str, as_json: bool) -> None:
     else:
         titles, rows = listed(infos, console.width)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in titles:
-        table.add_column(printable(title), overflow="fold")
+    for i, title in enumerate(titles):
+        table.add_column(printable(title), overflow="fold", no_wrap=bool(names) and i == 0)
     for row in rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
     console.print(table)
@@ -162,7 +171,7 @@ def runs(names: Sequence[str], folder: str, as_json: bool) -> None:
 
 def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[str, ...]]]:
     """Titles and rows of the list for a terminal of *width* columns."""
-    titles = ["run", "state", "started", "environments", "model", "algorithm", "step", "held-out accuracy"]
+    titles = ["run", "state", "started", "environments", "model", "algorithm", "step", "tokens/s", "held-out accuracy"]
     rows = [
         (
             run.name,
@@ -172,11 +181,16 @@ def listed(infos: Sequence[RunInfo], width: int) -> tuple[list[str], list[tuple[
             run.model,
             run.algorithm,
             f"{run.step}/{run.steps}",
+            _speed(run),
             change(run),
         )
         for run in infos
     ]
-    kept = [i for i, title in enumerate(titles) if width >= LEFT_OUT.get(title, 0)]
+    widths = [max(map(len, column)) + 2 for column in zip(titles, *rows, strict=True)]
+    kept = list(range(len(titles)))
+    for title in LEFT_OUT:
+        if sum(widths[i] for i in kept) - 2 > width:
+            kept.remove(titles.index(title))
     return [titles[i] for i in kept], [tuple(row[i] for i in kept) for row in rows]
 
 
@@ -198,6 +212,7 @@ def compared(infos: Sequence[RunInfo]) -> Iterator[tuple[str, ...]]:
         ("step", lambda r: f"{r.step}/{r.steps}"),
         ("samples", lambda r: "" if r.samples is None else f"{r.samples:,}"),
         ("tokens", lambda r: "" if r.tokens is None else f"{r.tokens:,}"),
+        ("tokens/s", _speed),
         ("time", lambda r: "" if r.seconds is None else clock(r.seconds)),
         ("environments", lambda r: ", ".join(r.environments)),
         ("model", lambda r: r.model),
@@ -212,6 +227,10 @@ def compared(infos: Sequence[RunInfo]) -> Iterator[tuple[str, ...]]:
                 key,
                 *("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values),
             )
+
+
+def _speed(run: RunInfo) -> str:
+    return "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}"
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +95,25 @@ class Store:
             raise RunError(f"run {run.name!r} has no rollouts yet; see [rollouts] keep in its recipe")
 
     def matching(self, wanted: Filter) -> Iterator[tuple[int, Path, list[int]]]:
-        """The step, file and numbers of the matching rows of each file that has some."""
+        """The step, file and numbers of the matching rows of each file that has some; first one row of each group."""
         for step, path in self.files:
             if wanted.steps is not None and step not in wanted.steps:
                 continue
-            numbers = [i for i, row in enumerate(_read(path, LIGHT)) if wanted.light(row)]
+            light = _read(path, LIGHT)
+            numbers = [i for i, row in enumerate(light) if wanted.light(row)]
             if wanted.contains and numbers:
                 texts = _read(path, ("messages", "task"), numbers)
                 numbers = [
                     i for i, row in zip(numbers, texts, strict=True) if wanted.text(row["messages"], row["task"])
                 ]
             if numbers:
-                yield step, path, numbers
+                seen: Counter[tuple[str, int]] = Counter()
+                ranks = {}
+                for i in numbers:
+                    group = light[i]["environment"], light[i]["group"]
+                    ranks[i] = seen[group]
+                    seen[group] += 1
+                yield step, path, sorted(numbers, key=ranks.__getitem__)
 
     def rows(self, path: Path, numbers: Sequence[int], *, tokens: bool = True) -> list[Row]:
         """The rollouts with *numbers* in the file *path*, as `view_of` gives them."""
