@@ -149,7 +149,7 @@ def _wrapper(event):
     "functions, message",
     [
         ({"quintain_on_step_ended": lambda event: None}, "did you mean 'quintain_on_step_end'"),
-        ({"quintain_on_step_end": lambda evnt: None}, "evnt"),
+        ({"quintain_on_step_end": lambda evnt: None}, r"evnt(.|\n)*a hook has the parameter `event`, or none"),
         ({"quintain_on_step_end": _coroutine}, "plain function"),
         ({"quintain_on_step_end": _wrapper}, "plain function"),
         ({"quintin_on_step_end": hookimpl(lambda event: None)}, "no hook 'quintin_on_step_end'"),

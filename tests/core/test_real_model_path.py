@@ -203,3 +203,13 @@ def test_defaults_of_a_pretrained_model() -> None:
         recipe.evaluation.test.tasks,
         recipe.checkpoint.keep,
     )
+
+
+def test_a_service_that_nothing_needs_is_refused_where_its_name_is_nearly_that_of_a_slot(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The installed service would fill the slot, without the settings of the table."""
+    assert 2 == main(["train", "-e", "search", "--dry-run", "--set", "services.serach.use=workers"])
+    assert "nothing needs [services.serach]; did you mean [services.search]?" in capsys.readouterr().err
+
+    assert 0 == main(["train", "-e", "search", "--dry-run", "--set", "services.notes.use=workers"])

@@ -98,9 +98,7 @@ def _chosen(
     if registry.matching(slot, "service"):
         return registry.load("service", slot), {}
     by = f" (needed by the service {trail[-1]!r})" if trail else ""
-    raise RecipeError(
-        f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` shows what there is"
-    )
+    raise RecipeError(f"a service {slot!r} is needed{by}: {fix.format(slot=slot)}; `quintain list services` shows all")
 
 
 def find_service(name: str) -> Component:
@@ -112,8 +110,7 @@ def find_service(name: str) -> Component:
 
 def states(services: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The state of each service that has one, for a checkpoint."""
-    every = {slot: dict(s.state()) for slot, s in services.items() if isinstance(s, Service)}
-    return {slot: state for slot, state in every.items() if state}
+    return {slot: state for slot, s in services.items() if isinstance(s, Service) and (state := dict(s.state()))}
 
 
 def held_back(state: Any) -> Any:

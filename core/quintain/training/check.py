@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import ModuleType
 
-from ..errors import NoTasksError, QuintainError, UsageError
+from ..errors import NoTasksError, QuintainError, UsageError, nearest
 from ..evaluation.evaluation import first_tasks
 from ..interfaces.algorithm import Algorithm, GroupStats
 from ..models.hf import check_available, saved_parameters
 from ..models.load import as_device
-from ..registry.binding import check_args
+from ..registry.binding import check_args, signature_of
 from ..registry.lookup import current
 from ..services.manager import find_service, start_order
 from .recipe.tables import EvaluatedTable, Recipe
@@ -58,11 +58,15 @@ def check_recipe(recipe: Recipe) -> list[str]:
     specs = [resolve_environment_table(table) for table in recipe.environments]
     evaluated = [resolve_environment_table(table) for table in recipe.evaluated]
     slots = {slot for spec in (*specs, *evaluated) for slot in spec.slots} | algorithm.slots
-    notes, named = [], chosen(recipe, algorithm)
-    for slot, component, args in start_order(named, slots, dict.fromkeys(OWN_SLOTS)):
+    named = chosen(recipe, algorithm)
+    order = start_order(named, slots, dict.fromkeys(OWN_SLOTS))
+    for slot, component, args in order:
         check_args(component, args, who=f"[services.{slot}]")
-        if slot not in named:
-            notes.append(f"service {slot!r}: {find_service(slot).id} (the recipe names none)")
+        slots |= {need.slot for need in signature_of(component).needs}
+    for slot in sorted(slots - named.keys() - set(OWN_SLOTS)):
+        if near := nearest(slot, named.keys() - slots):
+            raise UsageError(f"nothing needs [services.{near}]; did you mean [services.{slot}]?")
+    notes = [f"service {s!r}: {find_service(s).id} (the recipe names none)" for s, *_ in order if s not in named]
     faults: list[QuintainError] = []
     for spec in (None, *specs, *evaluated):  # the model, then the data; all that is missing is told at once
         try:
@@ -76,10 +80,8 @@ def check_recipe(recipe: Recipe) -> list[str]:
                 check_tasks(spec, algorithm) if spec in specs else check_evaluation(recipe, spec)
         except (UsageError, NoTasksError) as e:
             faults.append(e)
-    if len(faults) == 1:
-        raise faults[0]
     if faults:
-        raise UsageError("\n".join(dict.fromkeys(map(str, faults))))
+        raise faults[0] if len(faults) == 1 else UsageError("\n".join(dict.fromkeys(map(str, faults))))
     return notes
 
 

@@ -246,7 +246,8 @@ class Hooks:
         try:
             self._manager.register(plugin, name)
         except (pluggy.PluginValidationError, ValueError) as e:
-            raise PluginError(f"plugin {name!r}: {e}") from e
+            fix = "" if isinstance(e, ValueError) else "; a hook has the parameter `event`, or none"
+            raise PluginError(f"plugin {name!r}: {e}{fix}") from e
         fault = self._fault(plugin)
         if fault:
             self._manager.unregister(plugin)
