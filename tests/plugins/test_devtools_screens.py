@@ -135,3 +135,13 @@ def test_doctor_describes_the_host_and_shows_only_problems(capsys: pytest.Captur
     assert "1 of 2 components are fine, 1 broken (--all shows each)" == summary
     print_findings([fine, broken], every=True)
     assert "d/fine" in capsys.readouterr().out
+
+
+def test_a_tracker_shows_its_settings_and_its_recipe(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an instance, so that its settings are those of its class; hooks of every run have neither."""
+    assert 0 == main(["info", "mlflow"])
+    out = capsys.readouterr().out
+    assert 'experiment    "quintain"  name of the experiment' in out
+    assert '[[trackers]]\nuse = "mlflow"' in out
+    assert 0 == main(["info", "alerts"])
+    assert "In a recipe" not in capsys.readouterr().out

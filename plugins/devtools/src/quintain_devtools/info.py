@@ -40,6 +40,8 @@ RECIPE = {
     "model": '[model]\nname = "{use}"',
     "service": '[services.SLOT]\nuse = "{use}"',
     "algorithm": '[algorithm]\nuse = "{use}"',
+    "hooks": '[[trackers]]\nuse = "{use}"',
+    "schedule": '[schedule]\nuse = "{use}"',
     "piece": '[algorithm.args.{kind}]\nuse = "{use}"',
 }
 """The lines of a recipe that use a component, by kind."""
@@ -90,8 +92,9 @@ def details_of(component: Component, registry: Registry) -> Details:
         # A piece is imported with its algorithm, and no manifest lists it.
         piece = next((p for p in every_piece() if p.origin == component.target), None)
         loaded = piece or registry.resolve(component)
-        if component.kind in ("command", "hooks"):
+        if component.kind == "command" or inspect.ismodule(loaded):
             return Details(line=line, doc=inspect.getdoc(loaded) or "")
+        loaded = type(loaded) if component.kind == "hooks" else loaded  # a tracker is an instance
         signature = signature_of(loaded)
     except PluginError as e:
         return Details(line=replace(line, error="\n".join(filter(None, (line.error, str(e))))))
