@@ -138,3 +138,15 @@ def test_overlong_punishment_that_the_environment_forestalls_is_noted(tokens: in
     assert found == [note for note in found if "more than 80 of 100" in note and "stops episodes at 90" in note]
     assert bool(found) is noted
     assert not remarks(recipe, DAPO.replace(overlong=0.0), environments)
+
+
+@pytest.mark.parametrize(
+    ("changes", "noted"),
+    [({}, True), ({"ratio_to": "mu"}, False), ({"correction": "tis"}, False), ({"objective": "policy_gradient"}, True)],
+)
+def test_an_algorithm_that_ignores_the_age_of_tokens_is_noted(changes: dict[str, Any], noted: bool) -> None:
+    """Only where tokens may be older than the learner: no ratio and no correction then has the sampler's log-probs."""
+    recipe = Recipe.of({"schedule": {"args": {"max_staleness": 2}}, "environments": [{"use": "x"}]})
+    found = [note for note in remarks(recipe, DR_GRPO.replace(**changes), []) if "falls behind" in note]
+    assert bool(found) is noted and all("ratio_to = 'mu'" in note for note in found)
+    assert not remarks(recipe.replace({"schedule.args": {}}), DR_GRPO.replace(**changes), [])

@@ -302,8 +302,7 @@ class Learner:
         adapted = hasattr(self.module, "disable_adapter")
         if self.algorithm is None or not self.algorithm.uses_reference or (given is None and adapted):
             return None
-        reference = given if given is not None else copy.deepcopy(self.module)
-        return reference.requires_grad_(False).eval()
+        return (given if given is not None else copy.deepcopy(self.module)).requires_grad_(False).eval()
 
     def _minibatches(self, batch: Batch, epoch: int) -> list[list[int]]:
         """Indices of the samples of each minibatch. The first epoch takes groups in their order, so that `prepare`
@@ -318,8 +317,7 @@ class Learner:
         """Total reward per sample, punished for length and less the KL penalty where the algorithm has these; and the
         penalty of each token, [N]: coefficient times estimate.
         """
-        share = self._algorithm.overlong
-        longest = flat_tokens.batch.max_tokens
+        share, longest = self._algorithm.overlong, flat_tokens.batch.max_tokens
         totals = [s.total + overlong(s.longest_turn, longest, share) for s in flat_tokens.batch.samples]
         kl = self._algorithm.kl
         if not kl.in_reward:
