@@ -177,9 +177,7 @@ def remarks(recipe: Recipe, algorithm: Algorithm, environments: Sequence[Environ
     reads_mu = algorithm.corrected or (algorithm.ratio_to == "mu" and algorithm.has_ratio)
     if not reads_mu and resolve_schedule(recipe).max_staleness:
         fix = "set algorithm.args.ratio_to = 'mu' for an objective with a ratio, or correction = 'tis'"
-        notes.append(
-            f"schedule {recipe.schedule.use!r}: the sampler falls behind, which {algorithm.name} ignores; {fix}"
-        )
+        notes.append(f"{recipe.schedule.use}: the sampler falls behind, which {algorithm.name} ignores; {fix}")
     if recipe.model.lora and recipe.learner.lr < 1e-5:
         notes.append(f"learner.lr is {recipe.learner.lr:g}, a rate for all weights; adapters usually need 1e-5 to 5e-5")
     if algorithm.float32_head and recipe.model.dtype not in ("float32", "float64"):

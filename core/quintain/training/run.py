@@ -221,14 +221,13 @@ class Run:
 
     # ---------------------------------------------------------------- a step
     async def update(self, scored: Any, advantages: Any, groups: Sequence[AnyGroup]) -> dict[str, float]:
-        """`PolicyLearner.step`, with the check of `sampler_check`, which may raise a `SamplerMismatch`."""
+        """`PolicyLearner.step`, with the check of `sampler_check` (engines score unpruned): a `SamplerMismatch`."""
         temperature, limit = self.recipe.sampling.temperature, max_sample_mismatch(self.recipe)
         self.advantages = advantages_of(groups, advantages)
         try:
             metrics: dict[str, float] = await self.apart(partial(self.learner.step, scored, advantages=advantages))
         except SamplerMismatch as error:
             raise await explained(error, self.learner, self.engine, temperature) from None
-        # An engine scores without the pruning that its samples had.
         if limit is not None and "mismatch.sample" not in metrics and not self.collector.algorithm.prune:
             metrics |= await rescored(self.engine, groups, temperature, limit)
         return metrics
