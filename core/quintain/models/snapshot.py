@@ -89,8 +89,7 @@ class Snapshot:
 
 
 def _check(own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
-    missing = [name for name in own if name not in tensors]
-    if missing:
+    if missing := [name for name in own if name not in tensors]:
         raise InfrastructureError(
             f"weight update: {len(missing)} tensors are missing, first {missing[0]!r}; nothing was changed"
         )

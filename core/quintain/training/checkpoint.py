@@ -404,8 +404,7 @@ def _load_weights(module: Any, weights: Mapping[str, Any]) -> None:
 
     own = module.state_dict()
     places = {own[name].data_ptr() for name in weights}
-    absent = [k for k, v in own.items() if weights and k not in weights and v.data_ptr() not in places]
-    if absent:
+    if absent := [k for k, v in own.items() if weights and k not in weights and v.data_ptr() not in places]:
         raise KeyError(f"{len(absent)} of its {len(own)} tensors are missing, such as {absent[0]!r}")
     with torch.no_grad():
         for name, tensor in weights.items():

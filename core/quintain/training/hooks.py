@@ -248,8 +248,7 @@ class Hooks:
         except (pluggy.PluginValidationError, ValueError) as e:
             fix = "" if isinstance(e, ValueError) else "; a hook has the parameter `event`, or none"
             raise PluginError(f"plugin {name!r}: {e}{fix}") from e
-        fault = self._fault(plugin)
-        if fault:
+        if fault := self._fault(plugin):
             self._manager.unregister(plugin)
             raise PluginError(f"plugin {name!r}: {fault}")
 

@@ -61,8 +61,7 @@ class Replay:
             raise UsageError(
                 f"{who}: it has the players {sorted(rollout.transcripts)}; expected the policy's own alone"
             )
-        grouped = [r.name for r in (environment.reward, environment.shaping) if r is not None and r.group]
-        if grouped:
+        if grouped := [r.name for r in (environment.reward, environment.shaping) if r is not None and r.group]:
             raise UsageError(f"{who}: {grouped[0]} compares the samples of a group, and a replay has no group")
         return RolloutRequest(
             environment=environment,

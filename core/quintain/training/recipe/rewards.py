@@ -282,8 +282,7 @@ class _Walk:
             if key not in names or key in nodes:
                 raise self.wrong(value, f"{name} takes {', '.join(names)}, each once; got {key!r}")
             nodes[key] = value
-        missing = [n for n in names if n not in nodes and n != "at"]
-        if missing:
+        if missing := [n for n in names if n not in nodes and n != "at"]:
             raise self.wrong(node, f"{name} takes {', '.join(names)}; {', '.join(missing)} is missing")
         return nodes
 
