@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..registry.binding import Signature
     from ..services.manager import Choice
     from ..training.resolve import EnvironmentSpec
+    from ..training.screen import Screen
 
 FORMATS = (".jsonl", ".parquet")
 CONTROL_TASKS = 100
@@ -141,7 +142,8 @@ def evaluate(
         )
     client = None if engine.startswith("@") else _engine(engine, model, engine_args)
     try:
-        result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings | {"partial": True}))
+        with for_terminal() as screen:
+            result = run_stoppable(_evaluated(spec, chosen, client, engine, tasks, settings, screen), screen)
     except KeyboardInterrupt as e:
         raise click.Abort("interrupted before the first rollout ended: nothing was evaluated") from e
     if out is not None:
@@ -157,7 +159,8 @@ async def _evaluated(
     client: Engine | None,
     control: str,
     tasks: int | None,
-    settings: Mapping[str, Any],
+    settings: dict[str, Any],
+    screen: Screen,
 ) -> Evaluation:
     from ..evaluation.controls import ControlEngine
     from ..evaluation.evaluation import evaluate as measure
@@ -169,11 +172,9 @@ async def _evaluated(
         chosen = tasks_of(environment, settings["split"], tasks, name=spec.name)
         engine = client or ControlEngine(environment, control)
         async with engine:
-            with for_terminal() as screen:
-                screen.phase(f"{spec.name} {settings['split']}", len(chosen) * settings["samples"])
-                return await measure(
-                    environment, engine, tasks=chosen, services=services, progress=screen.advance, **settings
-                )
+            screen.phase(f"{spec.name} {settings['split']}", len(chosen) * settings["samples"])
+            settings |= {"tasks": chosen, "services": services, "progress": screen.advance, "partial": True}
+            return await measure(environment, engine, **settings)
 
 
 async def _controls(

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -121,8 +122,8 @@ def run_loop(main: Coroutine[Any, Any, A]) -> A:
         cancel_end()
 
 
-def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
-    """`run_loop` of a task that the first signal cancels.
+def run_stoppable(main: Coroutine[Any, Any, A], screen: Screen | None = None) -> A:
+    """`run_loop` of a task that the first signal cancels; *screen* says so.
 
     Raises:
         KeyboardInterrupt: a signal came.
@@ -131,9 +132,8 @@ def run_stoppable(main: Coroutine[Any, Any, A]) -> A:
     async def stoppable() -> A:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
-        with stop_on_signal(
-            Screen(), "stopping; press Ctrl-C again to stop at once", lambda: loop.call_soon_threadsafe(task.cancel)
-        ):
+        text, on_stop = "stopping; press Ctrl-C again to stop at once", partial(loop.call_soon_threadsafe, task.cancel)
+        with stop_on_signal(screen or Screen(), text, on_stop):
             return await main
 
     return run_loop(stoppable())

@@ -299,9 +299,9 @@ def show(run: str, expression: str, result: Comparison) -> None:
     if result.pairs:
         console.print(
             f"{result.pairs} pairs within groups: {result.flips} change their order ({result.flips / result.pairs:.1%})"
-            f", {result.ties_broken} ties are broken, {result.ties_made} made; the best changes in "
-            f"{result.best_changed} groups"
+            f", {result.ties_broken} ties are broken, {result.ties_made} made"
         )
+        console.print(f"the best sample changes in {result.best_changed} groups")
     for change in result.largest:
         reply = printable(" ".join(change.reply.split()))[:80]
         console.print(Text(f"  step {change.step}, {change.task}: {change.old:.4g} -> {change.new:.4g}  {reply!r}"))

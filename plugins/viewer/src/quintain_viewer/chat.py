@@ -23,7 +23,7 @@ EXAMPLES = 48
 """Tasks from which the form of the prompts is read."""
 HELP = """\
 /task [N]   play held-out task N (default: the next one) and show the score
-/raw        send your texts as they are, in one conversation; again to switch back
+/raw        send texts as they are, in one conversation; again to switch back
 /new        start a new conversation
 /help       show this list
 An empty line, Ctrl-D or Ctrl-C ends the chat."""
