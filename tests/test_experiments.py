@@ -44,6 +44,7 @@ def _own_log_level() -> Iterator[None]:
     log.setLevel(before)
 
 
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs(name: str, tmp_path: Path) -> None:
     """Tiny sizes, two seeds: a figure, and numbers with their seeds and command."""

@@ -8,10 +8,8 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from quintain.cli import main
 from quintain.training.run_folder import RunFolder
 
 from ..core.models import save_tiny
+from .forks import ForkedRun, forked_runs, wait_for_step
 
 HERE = Path(__file__).parent
 STEPS = 8
@@ -63,16 +62,18 @@ every = 2
         yield folder
 
 
-def start(place: Path, *words: str) -> subprocess.Popen[str]:
-    environ = {**os.environ, "PYTHONPATH": str(HERE), "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-    command = [sys.executable, "-m", "quintain", *words]
-    return subprocess.Popen(command, cwd=place, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture(scope="module")
+def start(place: Path) -> Iterator[Callable[..., ForkedRun]]:
+    """Starts `quintain` with some words in *place* in a process of its own, one at a time."""
+    with forked_runs(place, PYTHONPATH=str(HERE)) as start:
+        yield start
 
 
-def finish(process: subprocess.Popen[str], status: int = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=240)
-    assert status == process.returncode, err + out
-    return out, err
+def kill(process: ForkedRun) -> None:
+    """SIGKILL, unless it has finished."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGKILL)
+    process.finish()
 
 
 def here(place: Path, *words: str, status: int = 0) -> tuple[str, str]:
@@ -90,15 +91,6 @@ def metrics(place: Path, run: str) -> list[dict[str, Any]]:
     """The metrics of a run without what a clock says."""
     records = RunFolder.open(place / "runs" / run, lock=False).metrics()
     return [{k: v for k, v in r.items() if "seconds" not in k and "per_second" not in k} for r in records]
-
-
-def wait_for_step(place: Path, run: str, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 120
-    path = place / "runs" / run / "metrics.jsonl"
-    while time.monotonic() < deadline and process.poll() is None:
-        if path.exists() and path.read_text().count("\n") >= step + 1:  # the first line is from before training
-            return
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")
@@ -146,19 +138,18 @@ def test_checkpoint_loads_with_transformers(place: Path, undisturbed: list[dict[
     "attempt", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_killed_anywhere_and_resumed_is_the_same_run(
-    place: Path, undisturbed: list[dict[str, Any]], attempt: int
+    place: Path, start: Callable[..., ForkedRun], undisturbed: list[dict[str, Any]], attempt: int
 ) -> None:
     """After `kill -9` at random points the metrics equal those of the undisturbed run, bit for bit."""
     draw = random.Random(attempt)
     name = f"killed-{attempt}"
-    process = start(place, "train", "recipe.toml", "--name", name)
+    process = start("train", "recipe.toml", "--name", name)
     for number in range(2):
-        wait_for_step(place, name, draw.randrange(1, STEPS), process)
+        wait_for_step(place / "runs" / name, draw.randrange(1, STEPS), process)
         time.sleep(draw.random() * 0.3)
-        process.kill()
-        process.communicate()
+        kill(process)
         if number == 0:
-            process = start(place, "train", "--resume", name)
+            process = start("train", "--resume", name)
     here(place, "train", "--resume", name)
 
     assert undisturbed == metrics(place, name)
@@ -183,20 +174,21 @@ thinking_budget = { min_tokens = 2, max_tokens = 5, text = ".", until = "" }
 
 
 @pytest.mark.slow
-def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(place: Path) -> None:
+def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
+    place: Path, start: Callable[..., ForkedRun]
+) -> None:
     """Resampling, an order that learns from outcomes, measuring difficulty and a stale sampler survive `kill -9`."""
     text = (place / "recipe.toml").read_text().replace("letters:Letters", "babble:Babble")
     (place / "plan.toml").write_text(text.replace('[algorithm]\nuse = "grpo"\n', PLAN))
-    finish(start(place, "train", "plan.toml", "--name", "plan-calm"))
+    here(place, "train", "plan.toml", "--name", "plan-calm")
     draw = random.Random(7)
-    process = start(place, "train", "plan.toml", "--name", "plan-killed")
+    process = start("train", "plan.toml", "--name", "plan-killed")
     for _ in range(3):
-        wait_for_step(place, "plan-killed", draw.randrange(1, STEPS), process)
+        wait_for_step(place / "runs" / "plan-killed", draw.randrange(1, STEPS), process)
         time.sleep(draw.random() * 0.3)
-        process.kill()
-        process.communicate()
-        process = start(place, "train", "--resume", "plan-killed")
-    finish(process)
+        kill(process)
+        process = start("train", "--resume", "plan-killed")
+    assert 0 == process.finish(), (place / "errors.txt").read_text()
 
     found = metrics(place, "plan-calm")
     assert found == metrics(place, "plan-killed")
@@ -204,29 +196,32 @@ def test_killed_anywhere_with_a_plan_that_remembers_and_resumed_is_the_same_run(
 
 
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
-def test_a_signal_saves_and_the_run_resumes(place: Path, undisturbed: list[dict[str, Any]], number: int) -> None:
+def test_a_signal_saves_and_the_run_resumes(
+    place: Path, start: Callable[..., ForkedRun], undisturbed: list[dict[str, Any]], number: int
+) -> None:
     """Ctrl-C and SIGTERM end with status 130, a checkpoint and the command that resumes."""
     name = f"stopped-{number}"
-    process = start(place, "train", "recipe.toml", "--name", name)
-    wait_for_step(place, name, 3, process)
-    process.send_signal(number)
-    _, err = finish(process, 130)
+    process = start("train", "recipe.toml", "--name", name)
+    wait_for_step(place / "runs" / name, 3, process)
+    os.kill(process.pid, number)
+    assert 130 == process.finish(), (place / "errors.txt").read_text()
     done = metrics(place, name)
 
-    assert f"--resume runs/{name}" in err
+    assert f"--resume runs/{name}" in (place / "errors.txt").read_text()
     assert (place / "runs" / name / "checkpoints" / f"step-{len(done) - 1:06d}").exists()
     assert undisturbed[: len(done)] == done
     here(place, "train", "--resume", name)
     assert undisturbed == metrics(place, name)
 
 
-def test_a_second_process_on_the_same_run_is_refused(place: Path) -> None:
+def test_a_second_process_on_the_same_run_is_refused(place: Path, start: Callable[..., ForkedRun]) -> None:
     """One run folder, one process."""
-    first = start(place, "train", "recipe.toml", "--name", "held")
-    wait_for_step(place, "held", 1, first)
+    first = start("train", "recipe.toml", "--name", "held", "--set", "run.steps=1000")
+    wait_for_step(place / "runs" / "held", 1, first)
+    os.kill(first.pid, signal.SIGSTOP)  # it keeps its lock and spends nothing
     _, err = here(place, "train", "--resume", "held", status=1)
-    first.kill()
-    first.communicate()
+    os.kill(first.pid, signal.SIGKILL)
+    assert -signal.SIGKILL == first.finish()
 
     assert "error:" in err
     assert "Traceback" not in err

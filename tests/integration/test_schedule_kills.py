@@ -6,12 +6,10 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from quintain.training.screen import Screen
 from quintain.types.rollout import AnyGroup
 
 from ..core.models import save_tiny
+from .forks import forked_runs
 from .kills import Killed, check_history, run_once
 
 HERE = Path(__file__).parent
@@ -156,51 +155,6 @@ def test_a_resume_has_the_queued_groups_token_for_token(
             assert json.dumps(trained[c.group.index, rollout.sample]) == json.dumps(rollout.to_json())
 
 
-FORK_SERVER = """
-import os, sys
-from quintain.cli import main
-from quintain.registry.lookup import current
-import pyarrow.parquet, quintain.training.build, quintain.training.rollout_table, quintain_schedules
-current()
-for words in sys.stdin:
-    if not (pid := os.fork()):
-        os.dup2(2, 1)
-        os._exit(main(words.split()))
-    print(pid, flush=True)
-    print(os.waitpid(pid, 0)[1], flush=True)
-"""
-"""Starts each command of its input in a process of its own, which need not import anything again."""
-
-
-@contextmanager
-def forked_runs(place: Path) -> Iterator[Callable[[str, Callable[[int], None]], int]]:
-    """A function that runs `quintain` with some words, calls another one with the process, and returns its status."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "QUINTAIN_PLUGINS": ""}
-    with (place / "errors.txt").open("a") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", FORK_SERVER],
-            cwd=place,
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        stdin, stdout = process.stdin, process.stdout
-
-        def run(words: str, meanwhile: Callable[[int], None]) -> int:
-            stdin.write(f"{words}\n")
-            stdin.flush()
-            meanwhile(int(stdout.readline()))
-            return int(stdout.readline())
-
-        with process:
-            yield run
-            stdin.close()
-
-
 @pytest.mark.parametrize(
     "kills",
     [pytest.param(3, marks=pytest.mark.ci), pytest.param(12, marks=pytest.mark.slow)],
@@ -229,14 +183,16 @@ def test_after_sigkill_at_random_moments_it_trains_each_task_once(
         with suppress(ProcessLookupError):  # it has finished
             os.kill(process, signal.SIGKILL)
 
-    with forked_runs(tmp_path) as run:
+    with forked_runs(tmp_path, QUINTAIN_PLUGINS="") as start:
         for _ in range(kills):
             begun = (metrics.parent / "recipe.toml").exists()
-            status = run(again if begun else "train recipe.toml --name run", kill)
-            assert status in (0, signal.SIGKILL), (tmp_path / "errors.txt").read_text()
+            process = start(again if begun else "train recipe.toml --name run")
+            kill(process.pid)
+            status = process.finish()
+            assert status in (0, -signal.SIGKILL), (tmp_path / "errors.txt").read_text()
             if status:
                 died.append(lines() - 1)
-        assert 0 == run(again, lambda process: None), (tmp_path / "errors.txt").read_text()
+        assert 0 == start(again).finish(), (tmp_path / "errors.txt").read_text()
     counted = check_history(metrics.parent, STALENESS[schedule])
 
     assert died

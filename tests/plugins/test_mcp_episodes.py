@@ -24,7 +24,7 @@ from ..core.models import save_tiny
 from .mcp_servers import BARE_SERVER, processes_of
 
 BARE = McpServer(command=BARE_SERVER, session="episode", pool=4)
-EPISODES = 64
+EPISODES = 32
 EVALUATION = "evaluation={tasks=1, test={tasks=1}}"
 
 
@@ -82,7 +82,7 @@ async def many(mcp: Mcp, marker: str, engine: Any = None, environment: Any = Non
 
 @pytest.mark.parametrize("reset", ["", "forget"])
 def test_many_episodes_share_a_small_pool(reset: str, tmp_path: Path) -> None:
-    """64 episodes at once have at most 4 servers, each sees its own note alone, and nothing is left."""
+    """32 episodes at once have at most 4 servers, each sees its own note alone, and nothing is left."""
     server = dataclasses.replace(BARE, command=(*BARE_SERVER, str(tmp_path)), reset=reset)
 
     async def run() -> None:
