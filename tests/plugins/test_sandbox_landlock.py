@@ -29,6 +29,7 @@ from quintain_sandbox import (
     ProgramResult,
     Rlimits,
     bpf,
+    confine,
     landlock,
     local,
     protocol,
@@ -380,3 +381,17 @@ def test_time_ends_a_program_and_all_of_its_children(sandbox: Landlock) -> None:
     assert min(took) <= 0.75
     time.sleep(0.1)
     assert [] == left_behind(None)
+
+
+def test_the_confined_process_imports_nothing_before_it_becomes_the_program() -> None:
+    """It may no longer read the trainer's Python there: `os.execvpe` must find all its modules loaded."""
+    code = (
+        "import importlib.util, sys\n"
+        f"spec = importlib.util.spec_from_file_location('confine', {str(Path(confine.__file__))!r})\n"
+        "module = importlib.util.module_from_spec(spec)\n"
+        "spec.loader.exec_module(module)\n"
+        "sys.path.clear(), sys.meta_path.clear()\n"
+        "module.os.execvpe('echo', ['echo', 'ran'], {'PATH': '/usr/bin:/bin'})\n"
+    )
+    ran = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert (0, "ran\n", "") == (ran.returncode, ran.stdout, ran.stderr)

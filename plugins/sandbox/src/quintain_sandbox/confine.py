@@ -17,6 +17,7 @@ import resource
 import signal
 import struct
 import time
+import warnings  # noqa: F401 - `os.execvpe` imports it where this process may no longer read it (Python 3.13)
 from typing import Any
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 22, 24
@@ -200,7 +201,7 @@ def start(order: dict[str, Any], seccomp: bytes) -> tuple[int, int]:
     if child == 0:
         try:
             program(order, seccomp, error)
-        except OSError as e:
+        except Exception as e:  # noqa: BLE001 - such as an import that the confinement refuses
             os.write(2, f"{order['argv'][0]}: {e}\n".encode(errors="replace"))
         finally:
             os.write(error, b"x")
