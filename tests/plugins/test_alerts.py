@@ -51,6 +51,7 @@ def healthy(steps: int = 60, *, seed: int = 0, solved: float = 0.97) -> list[Rec
             "grad_norm": 0.2 * math.exp(draw.gauss(0, 0.7)),
             "mismatch.mean": 0.01 * draw.random(),
             "truncated": 0.05 * draw.random(),
+            "length.mean": 20.0 + draw.random(),
             "failed": 0.02 * draw.random(),
         }
         if step % 10 == 0:
@@ -91,6 +92,7 @@ SPOILED: dict[str, dict[str, Callable[[int, float], Any]]] = {
     "nothing_learned": {"idle": lambda at, old: 1.0, "updates": lambda at, old: 0.0, "grad_norm": nothing},
     "mismatch": {"mismatch__mean": lambda at, old: 0.2},
     "truncated": {"truncated": lambda at, old: 0.5},
+    "no_tokens": {"length__mean": lambda at, old: 0.0},
     "failures": {"failed": lambda at, old: 0.3},
 }
 
@@ -248,6 +250,7 @@ def test_each_alert_is_explained(alert: Alert) -> None:
         "nothing_learned": ((alerts.IDLE, alerts.UNSOLVED.begins),),
         "mismatch": (alerts.MISMATCH,),
         "truncated": (alerts.TRUNCATED[1:],),
+        "no_tokens": (),
         "failures": (alerts.FAILURES,),
     }[alert.name]
 

@@ -38,9 +38,17 @@ def test_list_has_a_row_per_kind(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_list_into_a_pipe_has_one_line_per_kind(capsys: pytest.CaptureFixture[str]) -> None:
-    """`grep` finds a name with its kind."""
+    """`grep` finds a name with its kind; no line ends with blanks that fill a table."""
     main(["list"])
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("environment")]
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("environment")]
+    main(["list", "environments"])
+    print_sections(
+        [Section(name="host", seconds=0.0, columns=("axis", "docker"), rows=(("files", "-"), ("network", "enforced")))]
+    )
+    lines += capsys.readouterr().out.splitlines()
+
+    assert [line.rstrip() for line in lines] == lines
 
     assert {"arithmetic", "gsm8k", "tools"} <= set(re.findall(r"[\w-]+", line))
 

@@ -224,7 +224,21 @@ def _without_signal(record: MetricsRecord, least: float) -> bool:
     return (idle is not None and idle >= IDLE) or (norm is not None and norm <= least)
 
 
+def no_tokens(history: History) -> float | None:
+    """The valid rollouts of the last step have no sampled token."""
+    length = number(history.recent[-1], "length.mean") if history.recent else None
+    return None if length is None else float(length == 0)
+
+
 ALERTS = (
+    Alert(
+        name="no_tokens",
+        level=no_tokens,
+        meaning="the episodes end without a sampled token, so there is nothing to train on",
+        remedy="Let `rollout` of the environment take a turn: await agent.turn(), or iterate over agent.turns(); "
+        "`quintain check` plays the environment.",
+        shows=("samples",),
+    ),
     Alert(
         name="entropy_collapse",
         level=entropy_collapse,

@@ -17,6 +17,7 @@ from quintain.cli import KINDS, Component, current, normalise
 from quintain.errors import UnknownNameError, did_you_mean
 
 from .host import versions
+from .listing import print_to
 from .plugin_checks import Finding, examine
 from .sections import Section, declared, sections
 
@@ -55,7 +56,8 @@ def doctor(distributions: tuple[str, ...], every: bool, as_json: bool, timeout: 
     unknown = {f: f.id.partition("/")[0] for f in unknown_groups()}
     findings = [f for f, owner in unknown.items() if not names or owner in names]
     components = chosen(names, [*unknown.values(), *(owner for owner, _ in declared())])
-    with _waiting(f"importing {len(components)} components, up to a minute ..."):
+    importing = f"importing {len(components)} components, up to a minute ..."
+    with _waiting(importing if components else "looking at this machine ..."):
         findings += examine(components, timeout=timeout)
         shown, failed = sections(names, timeout=timeout)
     findings += failed
@@ -120,7 +122,7 @@ def print_findings(findings: list[Finding], *, every: bool) -> None:
         for f in findings:
             status = Text(f.status, style=COLOURS[f.status])
             table.add_row(f.kind, Text(f.id, style="cyan"), f"{f.seconds:.2f}", status)
-        console.print(table)
+        print_to(console, table)
     for f in findings:
         if f.message:
             text = f.message if f.id in f.message else f"{f.kind} {f.id}: {f.message}"
@@ -147,7 +149,7 @@ def print_sections(shown: Collection[Section]) -> None:
         for row in section.rows:
             table.add_row(*map(Text, row))
         if section.columns:
-            console.print(table)
+            print_to(console, table)
         for note in section.notes:
             console.print(Text(note), soft_wrap=True)
         console.print()

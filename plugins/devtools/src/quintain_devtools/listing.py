@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import click
 
 from quintain.cli import KINDS, Component, Entry, Manifest, Registry, current
 from quintain.errors import PluginError, UnknownNameError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,6 +112,16 @@ def list_(kind: str | None, every: bool, as_json: bool) -> None:
         print_names(lines)
 
 
+def print_to(console: Console, table: Table) -> None:
+    """Print *table*, without blanks at the end of a line where the output is no terminal."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    with console.capture() as text:
+        console.print(table)
+    click.echo("\n".join(line.rstrip() for line in text.get().splitlines()))
+
+
 def print_names(lines: list[Line]) -> None:
     """Print the names of each kind, as wide as the terminal and on one line elsewhere, then all errors."""
     from rich.console import Console
@@ -118,7 +133,7 @@ def print_names(lines: list[Line]) -> None:
     for kind, group in groupby(lines, key=lambda line: line.kind):
         names = [line.name for line in group]
         table.add_row(Text(f"{kind} ({len(names)})", style="bold"), Text(", ".join(names), style="cyan"))
-    console.print(table)
+    print_to(console, table)
     for line in lines:
         if line.error:
             console.print(Text(f"error: {line.kind} {line.id}: {line.error}", style="red"), soft_wrap=True)
@@ -151,7 +166,7 @@ def print_table(lines: list[Line], *, every: bool = False) -> None:
     with console.capture() as text:
         console.print(table)
     if every or not console.is_terminal or text.get().count("\n") < console.height:
-        console.print(table)
+        print_to(console, table)
         return
     width = max(len(line.name) for line in lines)
     for line in lines:
