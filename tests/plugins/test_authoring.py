@@ -370,6 +370,16 @@ def test_a_reward_that_fails_is_counted(stored: Path, capsys: Any) -> None:
     assert "could not convert string to float: '7 is it'" in next(iter(result["failed"]))
 
 
+def test_a_reward_that_scores_nothing_shows_no_zeros(stored: Path, capsys: Any) -> None:
+    (stored / "never.py").write_text("from quintain import reward\n@reward\ndef never(rollout):\n    return 1 / 0\n")
+    assert 1 == main(["rescore", "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "never.py:never"])
+
+    out = capsys.readouterr().out
+    assert "no rollout has a score under this reward" in out
+    assert "mean reward" not in out
+    assert "not scored: 8 x" in out
+
+
 def test_the_table_shows_what_changes(stored: Path, capsys: Any) -> None:
     assert 0 == main(["rescore", "rollouts.jsonl", "--env", "sevens.py:Sevens", "--reward", "sevens.py:short"])
 

@@ -12,7 +12,7 @@ import pytest
 
 from quintain.cli import main
 from quintain.training import RunFolder
-from quintain_viewer.runs import listed, run_info
+from quintain_viewer.runs import listed, model_label, run_info
 
 RECIPE = """
 environments = [{ use = "quintain-env-math/arithmetic" }]
@@ -68,6 +68,22 @@ def test_states_dates_and_accuracies(folder: Path) -> None:
         infos["done"].model,
         infos["done"].environments,
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    {
+        "default": "default",
+        "Qwen/Qwen3-0.6B": "Qwen3-0.6B",
+        "/data/models/tiny": "tiny",
+        "runs/duo-1/checkpoints/step-000010/model": "duo-1",
+        "checkpoints/a": "a",
+        "": "",
+    }.items(),
+)
+def test_the_model_of_a_run_that_began_from_another_run(name: str, shown: str) -> None:
+    """Its checkpoint's folder is called `model` in every run."""
+    assert shown == model_label(name)
 
 
 def test_a_pipe_is_not_truncated(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,6 +19,9 @@ from quintain import Environment, Group, Rollout, Task
 from quintain.cli import Count, services_of
 from quintain.errors import RunError, UsageError
 
+if typing.TYPE_CHECKING:
+    from rich.console import Console
+
 FILE_FUNCTION = re.compile(r"[^\s()\"*+]+\.py:\w+")
 SHOWN = 5
 """Rollouts with the largest changes that are listed."""
@@ -280,7 +283,6 @@ def differs(a: float, b: float) -> bool:
 def show(run: str, expression: str, result: Comparison) -> None:
     """Print the comparison."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     from quintain.training import printable
@@ -288,6 +290,21 @@ def show(run: str, expression: str, result: Comparison) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(Text(printable(f"{run}: {result.rollouts} rollouts, {result.groups} groups"), style="bold"))
     console.print(Text(printable(f"new reward: {expression}"), style="dim"))
+    if result.rollouts:
+        show_scores(console, result)
+    else:
+        console.print(Text("no rollout has a score under this reward", style="red"))
+    for reason, count in result.failed.items():
+        console.print(Text(printable(f"not scored: {count} x {reason}"), style="red"))
+
+
+def show_scores(console: Console, result: Comparison) -> None:
+    """Print what differs between the scores of the two rewards."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from quintain.training import printable
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("measure", "before", "after"):
         table.add_column(name, justify="left" if name == "measure" else "right")
@@ -305,5 +322,3 @@ def show(run: str, expression: str, result: Comparison) -> None:
     for change in result.largest:
         reply = printable(" ".join(change.reply.split()))[:80]
         console.print(Text(f"  step {change.step}, {change.task}: {change.old:.4g} -> {change.new:.4g}  {reply!r}"))
-    for reason, count in result.failed.items():
-        console.print(Text(printable(f"not scored: {count} x {reason}"), style="red"))

@@ -61,12 +61,15 @@ def chat(
     quintain chat arithmetic-1 --once "What is 58 plus 67?"
     quintain chat arithmetic-1 --once /task
     """
+    from rich.console import Console
+
     from quintain.training import model_named
 
     path, own_system = model_named(run, folder)
     played = _played(run, folder)
     text = None if template is None else template_of(template)
-    engine = current().load("engine", "quintain/embedded")(path)
+    with Console(stderr=True).status(f"loading {run} ..."):
+        engine = current().load("engine", "quintain/embedded")(path)
     if text is not None:
         engine.tokenizer = with_template(engine.tokenizer, text)
     elif not engine.tokenizer.has_template:

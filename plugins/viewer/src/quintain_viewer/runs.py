@@ -88,7 +88,7 @@ def run_info(path: Path) -> RunInfo:
             name=path.name,
             path=path,
             state="finished" if summary is not None else state,
-            model=label(str(_get(recipe, "model", "name") or "")),
+            model=model_label(str(_get(recipe, "model", "name") or "")),
             algorithm=label(str(_get(recipe, "algorithm", "use") or "")),
             environments=tuple(label(str(e.get("use"))) for e in recipe.get("environments", [])),
             seed=int(_get(recipe, "run", "seed") or 0),
@@ -117,6 +117,12 @@ def _sampling_speed(metrics: Sequence[Mapping[str, Any]]) -> float | None:
     """Sampled tokens per second of the rollouts, over all steps."""
     timed = [(m["tokens"], m["seconds.rollouts"]) for m in metrics if m.get("tokens") and m.get("seconds.rollouts")]
     return sum(tokens for tokens, _ in timed) / sum(seconds for _, seconds in timed) if timed else None
+
+
+def model_label(name: str) -> str:
+    """The model *name* as a list shows it: of a checkpoint the name of its run, else the last part."""
+    run, checkpoints, *_ = (*Path(name).parts[-4:-2], "", "")
+    return run if checkpoints == "checkpoints" else label(name)
 
 
 def _get(table: Mapping[str, Any], *keys: str) -> Any:
