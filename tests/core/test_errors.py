@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,16 +88,19 @@ def message(error: type[Exception], run: Callable[[], Any]) -> str:
     return str(raised.value)
 
 
+def meant(name: str) -> str:
+    """The suggestion of a keyword: Python's own from 3.13 on."""
+    return f". Did you mean {name!r}?" if sys.version_info >= (3, 13) else f"; did you mean {name!r}?"
+
+
 def test_tasks(mistaken: type[Environment[Any, Any]]) -> None:
     """Where the mistake is, and the keyword that was meant, also behind a module's name."""
-    known = "TypeError: Task.__init__() got an unexpected keyword argument 'promt'"
+    known = f"TypeError: Task.__init__() got an unexpected keyword argument 'promt'{meant('prompt')}"
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "test", name="mine")) == (
-        f"environment 'mine' failed in tasks('test'): {known}; did you mean 'prompt'? "
-        f"(mistakes.py, line {line('yield Task(promt')})"
+        f"environment 'mine' failed in tasks('test'): {known} (mistakes.py, line {line('yield Task(promt')})"
     )
     assert message(EnvironmentFault, lambda: tasks_of(mistaken(), "dev", name="mine")) == (
-        f"environment 'mine' failed in tasks('dev'): {known}; did you mean 'prompt'? "
-        f"(mistakes.py, line {line('quintain.Task(promt')})"
+        f"environment 'mine' failed in tasks('dev'): {known} (mistakes.py, line {line('quintain.Task(promt')})"
     )
     assert message(EnvironmentFault, lambda: Curriculum([mistaken()], names=["mine"]).pick(1)) == (
         "environment 'mine' failed in tasks('train'): NameError: name 'answr' is not defined "
@@ -108,7 +112,7 @@ def test_demonstrations(mistaken: type[Environment[Any, Any]]) -> None:
     """A function of the author's own has keywords, too."""
     assert message(EnvironmentFault, lambda: list(yielded(mistaken(), "demonstrations", "train"))) == (
         "environment 'Mistaken' failed in demonstrations('train'): TypeError: helper() got an unexpected keyword "
-        f"argument 'sise'; did you mean 'size'? (mistakes.py, line {line('sise=')})"
+        f"argument 'sise'{meant('size')} (mistakes.py, line {line('sise=')})"
     )
 
 

@@ -126,7 +126,8 @@ def test_a_process_records_what_it_runs_on(trained: Path) -> None:
     (process,) = RunFolder(trained / "runs" / "a", lock=False).processes()
 
     assert platform.python_version() == process["versions"]["python"]
-    assert torch.__version__ == process["versions"]["torch"]
+    public = torch.__version__.partition("+")[0]  # a wheel for CUDA may name it in one of the two only
+    assert public == process["versions"]["torch"].partition("+")[0]
     assert {"quintain", "quintain-env-math", "quintain-viewer"} <= set(process["versions"])
     assert process["device"].startswith("cpu")
     assert "quintain-env-math/arithmetic" == process["recipe"]["environments"][0]["use"]

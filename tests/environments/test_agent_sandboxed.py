@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -213,6 +214,10 @@ def test_the_openai_client_in_the_box(sandbox: ProbedSandbox) -> None:
     if not PACKAGES:
         pytest.skip("openai is not installed (extra dev)")
     variables = {"PYTHONPATH": PACKAGES[0]} if sandbox.name == "bubblewrap" else {}
+    ours = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    theirs = subprocess.run(["/usr/bin/python3", "-V"], capture_output=True, text=True, check=False).stdout.strip()
+    if variables and theirs.rpartition(".")[0] != ours:
+        pytest.skip(f"the packages are those of {ours}, the box has {theirs}")
     (rollout,) = play(sandbox, "openai", variables=variables, limits=Limits(turns=32, seconds=120))
     assert json.loads(rollout.result.answer or "{}") == ["132"] * 11, rollout.termination
 

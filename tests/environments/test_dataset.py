@@ -164,7 +164,7 @@ def test_rows_that_occur_twice_are_one_task(tmp_path: Path, caplog: pytest.LogCa
             "rows (train) have no answer, which the reward same_answer needs",
         ),
         ("qa.jsonl", "\n", "qa.jsonl has no rows"),
-        ("qa.json", '[{"question": "a",\n}]', "qa.json:2, column 1: not JSON"),
+        ("qa.json", '[{"question": "a",\nb}]', "qa.json:2, column 1: not JSON"),
         ("qa.csv", "question,answer\na,1,2\n", "qa.csv:2 has 3 fields; expected 2 (question, answer)"),
         ("qa.csv", "question,question\na,1\n", "qa.csv:1: the columns are question, question; expected different"),
         ("qa.csv", 'question,answer\n"a"b,1\n', "qa.csv:2: not CSV"),

@@ -7,6 +7,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_an_unreadable_entry_of_the_cache_is_dropped(tmp_path: Path) -> None:
         await grade(judge)
         assert judge.calls is not None
         judge.calls.flush()
-        with sqlite3.connect(cache) as db:
+        with closing(sqlite3.connect(cache)) as db, db:
             db.execute("UPDATE answers SET text = 'torn'")
         with pytest.raises(UnreadableVerdict):
             await grade(judge)
@@ -208,7 +209,9 @@ def test_requests_are_encoded_before_their_turn() -> None:
     async def run() -> list[Any]:
         caller = Caller(CallSettings(concurrency=1), AnswerCache(None))
         prompts = [Prompt(instruction=name, texts=(), form=Scale(0, 1)) for name in ("one", "two")]
-        return await asyncio.gather(*(caller.call(Probe(), prompt) for prompt in prompts))
+        answers = await asyncio.gather(*(caller.call(Probe(), prompt) for prompt in prompts))
+        caller.close()
+        return answers
 
     assert [verdict for verdict, _ in asyncio.run(run())] == [1.0, 1.0]
     assert events == ["encode one", "send one", "encode two", "read one", "send two", "read two"]

@@ -115,7 +115,7 @@ def test_the_card_says_what_the_model_is() -> None:
         "| dev, this checkpoint | 20.0% |",
         "| test, after step 4 | 40.0% |",
         '{"role": "system", "content": "Be brief."}',
-        f"| torch | {torch.__version__} |",
+        f"| torch | {torch.__version__.partition('+')[0]}",
         "quintain-viewer 0.1.0",
     ):
         assert words in text

@@ -7,6 +7,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -63,9 +64,12 @@ class AnswerCache:
         try:
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
-            # Without a sync per answer: a crash of the machine loses the last answers, not the file.
-            self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _TABLES)
+            with ExitStack() as stack:
+                self._db = sqlite3.connect(path or ":memory:", timeout=30.0, isolation_level=None)
+                stack.callback(self._db.close)
+                # Without a sync per answer: a crash of the machine loses the last answers, not the file.
+                self._db.executescript("PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;" + _TABLES)
+                stack.pop_all()
         except (sqlite3.Error, OSError) as e:
             raise StorageError(
                 f"the judge's cache {path} cannot be opened ({e}); delete it, name another file with the judge's "

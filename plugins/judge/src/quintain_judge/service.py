@@ -144,7 +144,12 @@ class JudgeService(Service):
         settings = CallSettings(**{f.name: getattr(self, f.name) for f in fields(CallSettings)})
         path = None if self.cache == "none" else Path(self.cache).expanduser() if self.cache else default_path()
         record, replay = (Path(text).expanduser() if text else None for text in (self.record, self.replay))
-        return Caller(settings, AnswerCache(path), record=record, replay=replay)
+        cache = AnswerCache(path)
+        try:
+            return Caller(settings, cache, record=record, replay=replay)
+        except BaseException:
+            cache.close()
+            raise
 
     @property
     def offline(self) -> bool:
