@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import pytest
 
-from quintain.errors import RecipeError
+from quintain.errors import InfrastructureError, PluginError, RecipeError
 from quintain.interfaces.service import Service, need
 from quintain.services.manager import opened, states
 from quintain.testing import isolated_plugins
@@ -55,6 +55,20 @@ class Hen(Base):
         super().__init__()
 
 
+class Broken(Base):
+    def __init__(self, *, error: str = "KeyError", late: bool = False) -> None:
+        super().__init__()
+        self.error, self.late = {"KeyError": KeyError("door"), "probe": InfrastructureError("no answer")}[error], late
+
+    async def __aenter__(self) -> Self:
+        if not self.late:
+            raise self.error
+        return await super().__aenter__()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        raise self.error
+
+
 def run(choices: Mapping[str, ComponentTable], wanted: list[str], state: Any = None) -> dict[str, Any]:
     LOG.clear()
 
@@ -64,7 +78,7 @@ def run(choices: Mapping[str, ComponentTable], wanted: list[str], state: Any = N
             return dict(running)
 
     with isolated_plugins() as plugins:
-        for kind in (Store, Judge, Egg, Hen):
+        for kind in (Store, Judge, Egg, Hen, Broken):
             plugins.add("service", kind.__name__.lower(), kind)
         return asyncio.run(main())
 
@@ -97,3 +111,18 @@ def test_what_cannot_be_filled_is_named(wanted: str, message: str) -> None:
     """A missing service and a circle."""
     with pytest.raises(RecipeError, match=message):
         run({}, [wanted])
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_in_the_code_of_a_service_names_its_slot_and_line(late: bool) -> None:
+    """When it starts, and when it restores a state; what started before it is stopped."""
+    choices = {"store": ComponentTable(use="store"), "market": ComponentTable(use="broken", args={"late": late})}
+    message = r"^\[services\.market\] does not start: KeyError: 'door' \(test_services\.py, line \d+\)$"
+    with pytest.raises(PluginError, match=message):
+        run(choices, [], {"market": {"x": 1}})
+    assert ["+Store", *(["+Broken", "-Broken"] if late else []), "-Store"] == LOG
+
+
+def test_a_failed_probe_is_raised_as_it_is() -> None:
+    with pytest.raises(InfrastructureError, match="^no answer$"):
+        run({"market": ComponentTable(use="broken", args={"error": "probe"})}, [])

@@ -7,16 +7,16 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Protocol
 
-from ..errors import RecipeError
+from ..errors import PluginError, QuintainError, RecipeError
 from ..interfaces.service import Service
 from ..registry.binding import bind, signature_of
 from ..registry.discovery import Component
 from ..registry.lookup import Registry, current
+from ..tracebacks import said_by
 
 IN_RECIPE = 'add [services.{slot}] with use = "..." to the recipe'
-"""The next thing to do about an empty slot, where a recipe fills slots."""
 BY_OPTION = "say what fills it with --service {slot}=NAME"
-"""The same, where a command does."""
+"""The next thing to do about an empty slot, where a recipe and where a command fills slots."""
 
 
 class Choice(Protocol):
@@ -49,16 +49,20 @@ async def opened(
 
     Raises:
         RecipeError: nothing fills a required slot, or services need one another in a circle.
-        InfrastructureError: a service's probe failed.
+        InfrastructureError, PluginError: a service's probe failed, or its code raised.
     """
-    order = start_order(choices, required, available, fix=fix)
     running: dict[str, Any] = dict(available)
     async with AsyncExitStack() as stack:
-        for slot, component, args in order:
+        for slot, component, args in start_order(choices, required, available, fix=fix):
             service = bind(component, args, running, who=f"[services.{slot}]")
-            running[slot] = await stack.enter_async_context(service) if isinstance(service, Service) else service
-            if state and slot in state and isinstance(service, Service):
-                service.restore(state[slot])
+            try:
+                running[slot] = await stack.enter_async_context(service) if isinstance(service, Service) else service
+                if state and slot in state and isinstance(service, Service):
+                    service.restore(state[slot])
+            except Exception as e:
+                if isinstance(e, QuintainError):
+                    raise
+                raise PluginError(f"[services.{slot}] does not start: {said_by(e)}") from e
         yield running
 
 
