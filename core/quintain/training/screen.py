@@ -38,7 +38,7 @@ class Screen(AbstractContextManager["Screen"]):
         self._phase_name, self._phase_began, self._took = "", 0.0, dict[str, float]()
         self._steps, self._done_before, self._split = 0, 0, "held-out"
         self._began = self._printed = time.monotonic()
-        self._lines, self._printing, self._ended = list[str](), False, threading.Event()
+        self._lines, self._printing, self._ended = list[str](), threading.Lock(), threading.Event()
         Screen.phase(self, "")
 
     def __enter__(self) -> Screen:
@@ -118,12 +118,12 @@ class Screen(AbstractContextManager["Screen"]):
     def _print(self, text: str) -> None:
         self._lines.append(text)
         self._printed = time.monotonic()
-        while self._lines and not self._printing:  # a line of a signal handler waits for the one that it interrupts
-            self._printing = True
+        while self._lines and self._printing.acquire(blocking=False):  # a signal handler's line waits for its turn
             try:
-                self._write(self._lines.pop(0))
+                while self._lines:
+                    self._write(self._lines.pop(0))
             finally:
-                self._printing = False
+                self._printing.release()
 
     def _write(self, text: str) -> None:
         print(f"{time.strftime('%F %T ') * self._dated}{printable(text)}", file=self._out, flush=True)
